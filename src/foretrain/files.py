@@ -57,12 +57,20 @@ def write_json(path: str | os.PathLike[str], value: object) -> None:
 
 
 @contextmanager
-def json_alone_on_stdout() -> Iterator[None]:
-    """Send to stderr what the block and its processes write to stdout, but for what `write_json` writes there."""
+def json_alone_on_stdout(*, quiet: bool = False) -> Iterator[None]:
+    """Send to stderr what the block and its processes write to stdout, but for what `write_json` writes there.
+
+    With ``quiet`` nobody gets it.
+    """
     global _stdout
     sys.stdout.flush()
     _stdout = os.dup(1)
-    os.dup2(2, 1)
+    if quiet:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.close(nowhere)
+    else:
+        os.dup2(2, 1)
     try:
         yield
     finally:

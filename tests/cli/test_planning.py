@@ -1,4 +1,4 @@
-"""foretrain tune, foretrain plan, and plan files on the command line."""
+"""foretrain plan, foretrain what-if, and plan files on the command line."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ HERE = ("--cluster", "4x1xV100@7Gbps")
 
 def test_tune_prints_every_candidate_and_writes_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "plan.toml"
-    main(["tune", "resnet50", *HERE, "--engines", "all_reduce", "--out", str(out)])
+    main(["plan", "resnet50", *HERE, "--engines", "all_reduce", "--out", str(out)])
     shown = capsys.readouterr().out
     for word in ("chosen", "baseline", "cannot win", "auto: because", f"wrote {out}"):
         assert word in shown
@@ -33,7 +33,7 @@ def test_tune_prints_every_candidate_and_writes_a_plan(tmp_path: Path, capsys: p
 def test_tune_of_a_recorded_step_that_may_be_compressed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     mine, out = tmp_path / "mine.toml", tmp_path / "plan.toml"
     save_workload(zoo("alexnet"), mine)
-    main(["tune", str(mine), *HERE, "--allow", "fp16", "bf16", "--out", str(out)])
+    main(["plan", str(mine), *HERE, "--allow", "fp16", "bf16", "--out", str(out)])
     assert load(out).compression == "fp16"
     assert "sent as" in capsys.readouterr().out
 
@@ -41,7 +41,7 @@ def test_tune_of_a_recorded_step_that_may_be_compressed(tmp_path: Path, capsys: 
 def test_plan_compares_what_ifs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     numbers, page = tmp_path / "plan.json", tmp_path / "plan.html"
     changes = ["rate=40Gbps", "batch=64", "hosts=8"]
-    main(["plan", "vgg16", *HERE, "--what-if", *changes, "--json", str(numbers), "--html", str(page)])
+    main(["what-if", "vgg16", *HERE, "--changes", *changes, "--json", str(numbers), "--html", str(page)])
     shown = capsys.readouterr().out
     for word in ("as it is", "rate=40Gbps helps most", f"wrote {page}"):
         assert word in shown
@@ -56,17 +56,17 @@ def test_plan_compares_what_ifs(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("tune", "vgg16", *HERE, "--engines", "ps"), ("engines", "ps=K")),
-        (("tune", "vgg16", *HERE, "--out", "/nowhere/plan.toml"), ("out", "make the folder first")),
-        (("tune", "vgg16", *HERE, "--out", "plan"), ("out", "'plan'", "name end in .toml")),
-        (("tune", "mine.toml", *HERE, "--out", "mine.toml"), ("out", "is the input file")),
+        (("plan", "vgg16", *HERE, "--engines", "ps"), ("engines", "ps=K")),
+        (("plan", "vgg16", *HERE, "--out", "/nowhere/plan.toml"), ("out", "make the folder first")),
+        (("plan", "vgg16", *HERE, "--out", "plan"), ("out", "'plan'", "name end in .toml")),
+        (("plan", "mine.toml", *HERE, "--out", "mine.toml"), ("out", "is the input file")),
         (("sweep", "s.toml", "--out", "./s.toml"), ("out", "is the input file")),
-        (("plan", "vgg16", *HERE, "--what-if", "rte=1Gbps"), ("did you mean 'rate'",)),
+        (("what-if", "vgg16", *HERE, "--changes", "rte=1Gbps"), ("did you mean 'rate'",)),
         (("compare", "vgg16", *HERE, "--schedules", "none.toml"), ("none.toml", "give the path of a plan file")),
         (("compare", "vgg16", *HERE, "--schedules", "auto(partition=1MB)"), ("write auto alone",)),
         (("run", "--plan", "none.toml", "--", __file__), ("none.toml", "give the path of a plan file")),
         (("run", "--plan", "plan.toml", "--schedule", "auto", "--", __file__), ("plan", "give one of them")),
-        (("run", "--plan", "plan.txt", "--", __file__), ("plan", "foretrain tune")),
+        (("run", "--plan", "plan.txt", "--", __file__), ("plan", "foretrain plan")),
         (("simulate", "--plan", "plan.toml", "--schedule", "auto", "--", __file__), ("plan", "give one of them")),
     ],
 )

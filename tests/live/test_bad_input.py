@@ -20,6 +20,7 @@ def test_what_is_not_simulated_is_named_with_a_remedy() -> None:
     import subprocess
 
     import pytest
+    from torch.distributed import rpc
 
     large = torch.ones(1 << 20, dtype=torch.int64, device="cuda")
     torch.library.define("mylib::shapeless", "(Tensor x) -> Tensor")
@@ -28,6 +29,7 @@ def test_what_is_not_simulated_is_named_with_a_remedy() -> None:
         ("'_cuda_tunableop_enable': a simulated GPU does not have this", lambda: torch.cuda.tunable.enable()),
         ("needs the values .* give it its size where it takes one", lambda: torch.repeat_interleave(large)),
         ("register one with torch.library.register_fake", lambda: torch.ops.mylib.shapeless(large)),
+        ("init_rpc: calls from rank to rank .* are not simulated", lambda: rpc.init_rpc("worker", rank=0)),
         (
             "simulate what it starts: .* -- train.py --lr 1",
             lambda: subprocess.run(["torchrun", "train.py", "--lr", "1"]),
@@ -35,7 +37,7 @@ def test_what_is_not_simulated_is_named_with_a_remedy() -> None:
         ("launcher: 'torch.distributed.run'", lambda: os.system(f"{sys.executable} -m torch.distributed.run a.py")),
         ("launcher: 'accelerate'", lambda: subprocess.run("accelerate launch a.py", shell=True)),
     ):
-        with pytest.raises((AttributeError, RuntimeError, ValueError), match=words):
+        with pytest.raises((AttributeError, NotImplementedError, RuntimeError, ValueError), match=words):
             call()
     assert not hasattr(torch.cuda.get_device_properties(0), "cluster_size")
     torch.repeat_interleave(large, output_size=1 << 20)  # as the message says

@@ -215,6 +215,26 @@ def test_the_last_rank_is_live_where_the_script_asks_for_it() -> None:
     assert few.numbers["iteration_time"] == every.numbers["iteration_time"]
 
 
+def test_the_last_rank_gets_what_a_represented_rank_of_its_group_would_broadcast() -> None:
+    def script() -> None:
+        rank = dist.get_rank()
+        pairs = [dist.new_group([first, first + 1]) for first in range(0, 8, 2)]
+        stages = [dist.new_group([first, first + 4]) for first in range(4)]
+        length = torch.tensor(0 if rank % 2 else 300, device="cuda")
+        dist.broadcast(length, rank - rank % 2, group=pairs[rank // 2])
+        activation = torch.empty(length.item(), 8, device="cuda")
+        if rank < 4:
+            dist.send(activation, rank + 4, group=stages[rank])
+        else:
+            dist.recv(activation, rank - 4, group=stages[rank - 4])
+        if rank == dist.get_world_size() - 1:
+            print(json.dumps({"length": length.item()}))
+
+    ended = simulate("dgx-h100:1", script)
+    assert ended.numbers["live"] == [0, 3, 4, 7]  # rank 6, which broadcasts to rank 7, is represented by rank 4
+    assert ended.lines == [{"length": 300}]
+
+
 def test_a_script_that_fails_by_objects_of_represented_ranks_runs_again_with_all() -> None:
     def script() -> None:
         ranks = [None] * dist.get_world_size()

@@ -61,5 +61,5 @@ def test_a_plan_file_is_followed_and_what_differs_is_told(ranks, tmp_path):
     ((level, line),) = first[1]
     assert level == "WARNING"
     assert "8 gradients, planned for 161" in line
-    assert "foretrain tune" in line
+    assert "foretrain plan" in line
     assert not second[1]

@@ -56,9 +56,9 @@ def test_a_choice_is_saved_with_all_its_knobs(tmp_path):
     ("line", "instead", "words"),
     [
         ('policy = "prophet"', 'policy = "profet"', ("policy", "'profet'", "did you mean 'prophet'")),
-        ('policy = "prophet"', "", ("policy", "is missing", "foretrain tune")),
+        ('policy = "prophet"', "", ("policy", "is missing", "foretrain plan")),
         ('policy = "prophet"', "policy = 3", ("policy", "3", "Expected `str`")),
-        ('engine = "all_reduce"', 'engine = "ring"', ("engine", "'ring'", "foretrain tune")),
+        ('engine = "all_reduce"', 'engine = "ring"', ("engine", "'ring'", "foretrain plan")),
         ("servers = 0", "servers = 2", ("servers", "2", "contradicts engine 'all_reduce'")),
         ("servers = 0", "sever = 0", ("'sever'", "did you mean 'servers'")),
         ('partition = "2MB"', 'partition = "2"', ("knobs.partition", "'2'", "25MB")),

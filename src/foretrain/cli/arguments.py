@@ -125,7 +125,7 @@ def requested_schedule_text(schedule: str | None, plan: Path | None) -> str | No
     if schedule is not None:
         raise ConfigError("plan", str(plan), f"contradicts --schedule {schedule}", "give one of them")
     if plan.suffix != ".toml":
-        raise ConfigError("plan", str(plan), "does not end in .toml", "give a file written by foretrain tune")
+        raise ConfigError("plan", str(plan), "does not end in .toml", "give a file written by foretrain plan")
     return str(plan.resolve())
 
 

@@ -77,13 +77,19 @@ def compare(
     )
 
 
-def bound(scenario: tyro.conf.OmitArgPrefixes[WorkloadOnCluster]) -> None:
-    """Print the optimum T*, which no schedule can beat, and what it consists of."""
+def bound(scenario: tyro.conf.OmitArgPrefixes[WorkloadOnCluster], *, json: Path | None = None) -> None:
+    """Print the optimum T*, which no schedule can beat, and what it consists of.
+
+    Args:
+        scenario: the workload and the cluster.
+        json: write the numbers, times in seconds.
+    """
     from rich.console import Console
 
     from foretrain.simulation import bound as bound_of
-    from foretrain.units import format_time
+    from foretrain.units import format_time, to_seconds
 
+    check_writable(json=json)
     workload, place = scenario.read()
     found = bound_of(workload, place)
     console = Console(highlight=False, markup=False)
@@ -92,6 +98,15 @@ def bound(scenario: tyro.conf.OmitArgPrefixes[WorkloadOnCluster]) -> None:
     console.print(f"computation {format_time(found.compute)}, communication {format_time(found.link)}")
     console.print(f"with a barrier (WFBP, DDP) no less than {format_time(found.wfbp)}")
     console.print(f"with all-reduce split at the barrier (DeAR) no less than {format_time(found.dear)}")
+    times = {
+        "optimum": found.time,
+        "compute": found.compute,
+        "link": found.link,
+        "wfbp": found.wfbp,
+        "dear": found.dear,
+    }
+    numbers = {name: to_seconds(time) for name, time in times.items()} | {"kind": found.kind, "layer": found.layer}
+    write_outputs(console, (json, lambda path: write_json(path, numbers)))
 
 
 def schedule(
@@ -137,8 +152,12 @@ def schedule(
         sys.stdout.write(text)
 
 
-def catalog() -> None:
-    """List the models, GPUs, clusters and schedules known by name."""
+def catalog(*, json: Path | None = None) -> None:
+    """List the models, GPUs, clusters and schedules known by name.
+
+    Args:
+        json: write the names.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -148,6 +167,7 @@ def catalog() -> None:
     from foretrain.units import format_size
     from foretrain.workload import zoo, zoo_models
 
+    check_writable(json=json)
     models = ", ".join(f"{name} ({format_size(zoo(name).size)})" for name in zoo_models())
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("models", models)
@@ -156,4 +176,12 @@ def catalog() -> None:
     for name, policy in POLICIES.items():
         knobs = ", ".join(f"{knob.name}={knob.write(knob.default)}" for knob in policy.knobs)
         table.add_row("schedules" if name == next(iter(POLICIES)) else "", f"{name}({knobs})" if knobs else name)
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console.print(table)
+    names = {
+        "models": list(zoo_models()),
+        "gpus": list(preset_names()),
+        "clusters": list(PRESETS),
+        "schedules": list(POLICIES),
+    }
+    write_outputs(console, (json, lambda path: write_json(path, names)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -263,6 +264,7 @@ def compare(
     jitter: str = "0%",
     seed: int = 0,
     name: str = "compare",
+    dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     html: Path | None = None,
     trace: Path | None = None,
     json: Path | None = None,
@@ -286,37 +288,40 @@ def compare(
         jitter: variation of each layer's time, e.g. 30%.
         seed: seed of all randomness.
         name: name of the lab, which is built and removed.
+        dry_run: only print what would be measured and about how long that takes.
         html: write an interactive page.
         trace: write a trace for ui.perfetto.dev (.json for Chrome's format).
         json: write the numbers.
     """
     from rich.console import Console
 
-    from foretrain.lab.compare import SCHEDULES, share
+    from foretrain.lab.compare import SCHEDULES, duration, experiment, plan_of, share
     from foretrain.lab.compare import compare as compare_all
     from foretrain.report.lab import lab_page, lab_summary, lab_trace
     from foretrain.units import parse_time
 
     check_writable(html=html, trace=trace, json=json)
-    with _bar() as progress:
-        result = compare_all(
-            model,
-            hosts=hosts,
-            rate=rate,
-            servers=servers,
-            name=name,
-            progress=progress,
-            compute=compute,
-            schedules=tuple(part for text in schedules for part in split(text)) or SCHEDULES,
-            ratio=ratio,
-            step_time=parse_time(step_time, "step-time") if step_time else None,
-            iterations=iterations,
-            rounds=rounds,
-            straggler=share(straggler, "straggler"),
-            jitter=share(jitter, "jitter"),
-            seed=seed,
-            traced=html is not None or trace is not None,
+    options = {
+        "compute": compute,
+        "schedules": tuple(part for text in schedules for part in split(text)) or SCHEDULES,
+        "ratio": ratio,
+        "step_time": parse_time(step_time, "step-time") if step_time else None,
+        "iterations": iterations,
+        "rounds": rounds,
+        "straggler": share(straggler, "straggler"),
+        "jitter": share(jitter, "jitter"),
+        "seed": seed,
+        "traced": html is not None or trace is not None,
+    }
+    if dry_run:
+        asked = experiment(model, hosts=hosts, rate=rate, servers=servers, **options)
+        minutes = duration(plan_of((asked,), hosts=hosts, rate=rate, servers=servers)) / 60
+        sys.stdout.write(
+            f"{len(asked.cases)} cases, {iterations} iterations each in {rounds} rounds: about {minutes:.1f} min\n"
         )
+        return
+    with _bar() as progress:
+        result = compare_all(model, hosts=hosts, rate=rate, servers=servers, name=name, progress=progress, **options)
     console = Console(highlight=False)
     console.print(lab_summary(result))
     write_outputs(

@@ -19,12 +19,13 @@ import tyro
 from tyro.extras import SubcommandApp
 
 from foretrain import __version__
-from foretrain.cli import lab, topology
+from foretrain.cli import accuracy, lab, topology
 from foretrain.cli.calibrate import calibrate
 from foretrain.cli.compare import bound, catalog, compare, schedule
+from foretrain.cli.completion import completion
 from foretrain.cli.doctor import doctor
 from foretrain.cli.explore import explore
-from foretrain.cli.plan import plan, tune
+from foretrain.cli.plan import plan, what_if
 from foretrain.cli.progress import StdoutClosed
 from foretrain.cli.record import record
 from foretrain.cli.run import run, run_command, server
@@ -39,11 +40,11 @@ from foretrain.errors import ForetrainError, unknown
 from foretrain.files import json_alone_on_stdout
 
 _GROUPS: Mapping[str, tuple[Callable[..., None] | tuple[str, ModuleType], ...]] = {
-    "Forecast": (compare, tune, plan, grid, sweep, schedule, bound),
-    "Simulate": (simulate, search, calibrate),
+    "Forecast": (compare, plan, what_if, grid, sweep, schedule, bound),
+    "Simulate": (simulate, search, calibrate, ("accuracy", accuracy)),
     "Train": (record, run, server, doctor),
     "Network": (("topology", topology), collective, share, tolerance),
-    "More": (explore, ("lab", lab), catalog),
+    "More": (explore, ("lab", lab), catalog, completion),
 }
 """Commands as the overview shows them; one with commands of its own is a name and a module."""
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
@@ -72,7 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             return
         if not sys.stdout.isatty():
             os.environ.setdefault("COLUMNS", _PIPED)  # rich would cut lines at 80
-        with _terminable(), json_alone_on_stdout() if _wants_json_alone(arguments) else nullcontext():
+        arguments, quiet = _without_quiet(arguments)
+        alone = json_alone_on_stdout(quiet=quiet) if quiet or _wants_json_alone(arguments) else nullcontext()
+        with _terminable(), alone:
             if arguments[:1] == ["simulate"]:
                 simulate_command(arguments[1:])
                 return
@@ -111,7 +114,7 @@ def _commands() -> Iterator[tuple[str, str, str, Callable[..., None] | ModuleTyp
     """Yield group, name, one line of help and function of each command."""
     for group, members in _GROUPS.items():
         for member in members:
-            name, there = member if isinstance(member, tuple) else (member.__name__, member)
+            name, there = member if isinstance(member, tuple) else (member.__name__.replace("_", "-"), member)
             text = there.HELP if isinstance(there, ModuleType) else inspect.getdoc(there) or ""
             yield group, name, " ".join(text.partition("\n\n")[0].split()), there
 
@@ -124,6 +127,7 @@ def _overview() -> str:
             before = group
         lines.append(f"  {name:<11} {text}")
     lines += ["", "foretrain help COMMAND says more; foretrain --version says which version this is."]
+    lines += ["--quiet after a command prints nothing but errors, warnings and what --json - asks for."]
     return "\n".join(lines) + "\n"
 
 
@@ -148,6 +152,13 @@ def _wants_json_alone(arguments: Sequence[str]) -> bool:
     """Return whether ``--json -`` asks for JSON on stdout, and so for nothing else there."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "--json=-" in own or ("--json", "-") in pairwise(own)
+
+
+def _without_quiet(arguments: Sequence[str]) -> tuple[list[str], bool]:
+    """Return the arguments without ``--quiet``, and whether it was there; a script's own are left alone."""
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    own = [one for one in arguments[:cut] if one != "--quiet"]
+    return [*own, *arguments[cut:]], len(own) < cut
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""``foretrain plan``: what would help: faster links, more hosts, another batch, topology or compression?"""
+"""``foretrain plan``: the best schedule, as a file; ``foretrain what-if``: what would help more than a schedule."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _PRECISION = (
 )
 
 
-def plan(
+def what_if(
     scenario: tyro.conf.OmitArgPrefixes[WorkloadOnCluster],
     *,
-    what_if: tuple[str, ...] = (),
+    changes: tuple[str, ...] = (),
     html: Path | None = None,
     json: Path | None = None,
     fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = DEFAULT_FIDELITY,
@@ -39,7 +39,7 @@ def plan(
 
     Args:
         scenario: the workload and the cluster.
-        what_if: changes, one at a time: rate=25Gbps, hosts=8, batch=128, topology=bigraph:8x4@25Gbps, servers=2,
+        changes: one at a time: rate=25Gbps, hosts=8, batch=128, topology=bigraph:8x4@25Gbps, servers=2,
             compression=fp16; by default twice the rate, the hosts and the batch, and half the bytes.
         html: write an interactive page.
         json: write the numbers.
@@ -65,8 +65,8 @@ def plan(
         return dataclasses.replace(scenario, batch=batch).read()[0]
 
     with progress_bar("planning") as progress:
-        changes = what_if or usual(workload, place)
-        found = compare_all(workload, place, changes, rebatched=rebatched, progress=progress)
+        wanted = changes or usual(workload, place)
+        found = compare_all(workload, place, wanted, rebatched=rebatched, progress=progress)
     console = Console(highlight=False)
     console.print(what_ifs(found))
     console.print()
@@ -79,12 +79,13 @@ def plan(
     )
 
 
-def tune(
+def plan(
     scenario: tyro.conf.OmitArgPrefixes[WorkloadOnCluster],
     *,
     allow: tuple[Literal["fp16", "bf16"], ...] = (),
     engines: tuple[Literal["all_reduce", "ps", "ps_colocated"], ...] = (),
     out: Path = Path("plan.toml"),
+    json: Path | None = None,
     fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = DEFAULT_FIDELITY,
 ) -> None:
     """Find the best policy, knobs, engine and compression, or plain DDP, and write a plan file.
@@ -94,6 +95,7 @@ def tune(
         allow: compression of gradients to consider; it changes the computed values, so by default there is none.
         engines: ways to exchange gradients to consider; by default all that the cluster's hosts support.
         out: the plan file to write, for foretrain run, foretrain simulate and attach.
+        json: write the numbers.
         fidelity: fidelity of the network of a topology.
     """
     from rich.console import Console
@@ -101,10 +103,11 @@ def tune(
     from foretrain.planner import choose, save, saved
     from foretrain.planner.backends import engine_of
     from foretrain.planner.backends import engines as all_engines
+    from foretrain.planner.what_if import NOW, WhatIf
     from foretrain.report.planning import candidates
 
-    check_writable(out=out)
-    check_apart(scenario.workload, out=out)
+    check_writable(out=out, json=json)
+    check_apart(scenario.workload, out=out, json=json)
     if out.suffix != ".toml":
         raise ConfigError("out", str(out), "is not a plan file", "let its name end in .toml")
     workload, place = scenario.read()
@@ -122,4 +125,7 @@ def tune(
     console.print()
     for line in choice.lines:
         console.print(line, markup=False, soft_wrap=True)
-    write_outputs(console, (out, lambda path: save(saved(choice), path)))
+    numbers = WhatIf(NOW, workload, places[0], choice).to_dict()
+    write_outputs(
+        console, (out, lambda path: save(saved(choice), path)), (json, lambda path: write_json(path, numbers))
+    )

@@ -49,7 +49,7 @@ class RunOptions:
     Attributes:
         schedule: a policy with its knobs, e.g. "bytescheduler(partition=1MB)"; foretrain catalog lists them. Or auto:
             the best on what is measured, or plain DDP's where nothing is to be won.
-        plan: a plan file that foretrain tune wrote, instead of a schedule.
+        plan: a plan file that foretrain plan wrote, instead of a schedule.
         nproc: processes on this node, or auto, cpu or gpu; torchrun's --nproc-per-node.
         compression: what gradients are sent as, whatever the script asks for.
         timeout: how long a rank may be silent before the others give it up.

@@ -66,7 +66,7 @@ class SimulateOptions:
         record_operators: file to write with the operators that the script launches, for foretrain calibrate.
         schedule: policy that exchanges DistributedDataParallel's gradients, e.g. prophet or
             bytescheduler(partition=4MB); or auto, the best for the first steps.
-        plan: a plan file written by foretrain tune, instead of a schedule.
+        plan: a plan file written by foretrain plan, instead of a schedule.
         compare: also run with PyTorch's own DistributedDataParallel, and report the gain of --schedule.
         tokens: tokens of one step over all ranks, for tokens/s.
         trace: write every kernel and communication of the last two steps, a file for each live rank, for Perfetto and

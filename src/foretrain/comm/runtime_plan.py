@@ -230,7 +230,7 @@ def warn_of_differences(saved: SavedPlan, workload: Workload, cluster: Cluster |
         here = fingerprint(workload, cluster, cluster.cost, cluster.workers)
         found = list(saved.differences(here, options.server is not None, options.compression))
     if found:
-        logger.warning("the plan was made for something else: %s; foretrain tune makes another", "; ".join(found))
+        logger.warning("the plan was made for something else: %s; foretrain plan makes another", "; ".join(found))
 
 
 def search_of(

@@ -168,7 +168,7 @@ class Question:
         name = source.source if self.model == FILE else self.model
         batch = f" --batch {self.batch}" if self.batch and self.model != FILE else ""
         if self.compression != "none":
-            return f"foretrain plan {name} --cluster {self.cluster}{batch} --what-if compression={self.compression}"
+            return f"foretrain what-if {name} --cluster {self.cluster}{batch} --changes compression={self.compression}"
         schedules = "ddp" if self.schedule == "ddp" else f'ddp "{self.schedule}"'
         return f"foretrain compare {name} --cluster {self.cluster}{batch} --schedules {schedules} --no-tune"
 

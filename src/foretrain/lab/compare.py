@@ -6,7 +6,7 @@ import dataclasses
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Protocol
@@ -45,6 +45,8 @@ TRANSFORMER = "transformer"
 BUCKETS: tuple[int | None, ...] = (None, 1 << 20, 5 << 20, 10 << 20, 100 << 20)
 """DDP's buckets, bytes; None is its default of 25 MiB."""
 SCHEDULES = ("fifo", "mgwfbp", "dear", "p3", "pace", "bytescheduler", "prophet", "bytescheduler+fp16")
+_BEFORE = 20.0
+"""Seconds until the first step: hosts, processes, calibration of an operation\'s cost."""
 _LAUNCH_TIMEOUT = 90.0
 """Seconds that a launch may take besides its iterations."""
 
@@ -270,15 +272,23 @@ def _progress(line: str) -> LabProgress | None:
 
 
 def _timeout(plan: LabPlan) -> float:
-    """Return generous seconds for a plan: four times the time of all steps under a barrier."""
-    total = _LAUNCH_TIMEOUT
+    """Return generous seconds for a plan: eight times the time of all steps under a barrier."""
+    return _LAUNCH_TIMEOUT + sum(8 * seconds + 60 for seconds in _expected(plan))
+
+
+def duration(plan: LabPlan) -> float:
+    """Return about how many seconds a plan takes: its steps under a barrier, and what comes before them."""
+    return _BEFORE + sum(_expected(plan))
+
+
+def _expected(plan: LabPlan) -> Iterator[float]:
+    """Yield the seconds of all steps of each experiment, under a barrier."""
     for one in plan.experiments:
         compute = one.workload.compute if one.workload else one.step_time or SECOND
         size = one.workload.size if one.workload else _transformer_size()
-        step = (1 + one.straggler) * compute / SECOND + 2 * plan.links.cost.time(size) / SECOND
+        step = (1 + one.straggler) * compute / SECOND + plan.links.cost.time(size) / SECOND
         steps = one.iterations + one.rounds * (one.warmup + 8) + (12 if one.traced else 0)
-        total += 4 * step * steps * len(one.cases) + 60
-    return total
+        yield step * steps * len(one.cases)
 
 
 # From reports to a result.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import Final
+from typing import Final, NamedTuple
 
 from foretrain.errors import Disagreement
 from foretrain.live.comm_launch import CollectiveRequest, CommLaunches, Order, PendingComm
@@ -33,6 +33,7 @@ class CommGroup:
         weights: how many members each of ``live`` stands for.
         called: how many collectives each of ``live`` has called.
         pending: collectives that some of ``live`` have called and some have not, by number.
+        kept: collectives with a root that all have called, by number, where other groups may ask for its values.
     """
 
     def __init__(self, members: tuple[int, ...], family: int, folding: Folding) -> None:
@@ -42,6 +43,7 @@ class CommGroup:
         self.live = tuple(rank for rank in members if rank in self.weights)
         self.called = dict.fromkeys(self.live, 0)
         self.pending: dict[int, Collective] = {}
+        self.kept: dict[int, Collective] | None = {} if folding.uneven else None
         self._folding = folding
 
     def stand_in(self, member: int) -> int:
@@ -98,6 +100,18 @@ def who(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
+class CollectiveSource(NamedTuple):
+    """Where a collective has its values from that is not among its own members.
+
+    Attributes:
+        collective: returns it; None if nobody has made its group yet.
+        then: calls back when a group has been made.
+    """
+
+    collective: Callable[[], Collective | None]
+    then: Callable[[Callable[[], None]], None]
+
+
 class CollectiveCall:
     """Call of a collective by one rank."""
 
@@ -131,11 +145,13 @@ class Collective:
     Attributes:
         number: which of the group's, from 1.
         parts: the members' calls by world rank; in the group's order once it is complete.
+        source: the same collective of another group, in which the rank that stands for this one's root is the root.
     """
 
     def __init__(self, starts: CommLaunches, group: CommGroup, number: int) -> None:
         self.group, self.number = group, number
         self.parts: dict[int, CollectiveCall] = {}
+        self.source: CollectiveSource | None = None
         self._splits: dict[int, tuple[int, ...]] = {}
         self._starts = starts
         self._arrived, self._latest = 0, 0
@@ -151,6 +167,8 @@ class Collective:
             del self.group.pending[self.number]
             self.check()
             self.parts = {rank: self.parts[rank] for rank in self.group.live}
+            if self.group.kept is not None and part.code in ROOTED:
+                self.group.kept[self.number] = self
             askers, self._askers = self._askers, []
             for asker in askers:
                 asker()
@@ -205,19 +223,35 @@ class Collective:
         if not self.complete():
             return None
         givers = self._givers()
-        if not all(self.parts[rank].payload for rank in givers):
+        payloads = {rank: self.parts[rank].payload for rank in givers}
+        if self.source is not None:
+            there = self.source.collective()
+            if there is None or not there.complete():
+                return None
+            payloads = dict.fromkeys(givers, there.parts[there._givers()[0]].payload)
+        if not all(payloads.values()):
             return b""
         group, answer = self.group, bytearray()
         if group.stand_ins:
             answer += CONTRIBUTION.pack(0, 0, len(group.stand_ins)) + group.stand_ins
         for rank in group.live:
-            payload = self.parts[rank].payload if rank in givers else b""
+            payload = payloads.get(rank, b"")
             answer += CONTRIBUTION.pack(group.index[rank], group.weights[rank], len(payload)) + payload
         return bytes(answer)
 
+    def sourced(self) -> Time:
+        """Return when the members of `source` had called it, 0 without one; only after `values` has answered."""
+        there = None if self.source is None else self.source.collective()
+        return 0 if there is None else max(part.host for part in there.parts.values())
+
     def then(self, call: Callable[[], None]) -> None:
         """Call ``call`` when all records are there."""
-        self._askers.append(call)
+        if not self.complete() or self.source is None:
+            self._askers.append(call)
+        elif (there := self.source.collective()) is None:
+            self.source.then(call)
+        else:
+            there.then(call)
 
     def missing(self) -> list[int]:
         """Return the live ranks whose streams have not reached the collective."""

@@ -41,6 +41,8 @@ class Folding:
         world, live: as given; ``live`` ascending.
         final: whether messages to ranks that are not live are taken for those of the ranks that stand for them. Else
             they show that more ranks must be live.
+        uneven: whether there are live ranks that represent nobody, perhaps in groups whose other members are
+            represented elsewhere.
     """
 
     def __init__(self, world: int, live: Iterable[int], representative: Sequence[int], shifts: Sequence[int] = ()):
@@ -53,6 +55,7 @@ class Folding:
         self._group_of: dict[int, dict[int, Group]] = {}
         self._messaging: list[int] = []
         self.final = True
+        self.uneven = False
         self._images: dict[Group, tuple[Group, ...]] = {}
 
     @classmethod
@@ -108,10 +111,12 @@ class Folding:
         chain, shifts = _chains(world, over, heard, [*groups, everyone])
         places = list(zip(*(known._places(family) for family in inside), chain, strict=True))
         near = _neighbours(_pairs(places, known, inside, bool(over)))
-        live = _live(places, near).union(*(_connected(rank, near) for rank in also))
+        few = _live(places, near)
+        live = few.union(*(_connected(rank, near) for rank in also))
         if n is not None:
-            live = _more_live(live, n, world, near)
-        made = cls(world, live, _represented(places, live), shifts)
+            few = live = _more_live(live, n, world, near)
+        made = cls(world, live, _represented(places, few, live), shifts)
+        made.uneven = live != few and len(live) < world
         for group, family in zip(groups, families, strict=True):
             made.add(group, family)
         made._messaging = inside
@@ -148,6 +153,10 @@ class Folding:
     def representative(self, rank: int) -> int:
         """Return the live rank that stands for ``rank``."""
         return self._representative[rank]
+
+    def sibling(self, family: int, rank: int) -> Group | None:
+        """Return the group of a family that has ``rank``; None without one."""
+        return self._group_of.get(family, {}).get(rank)
 
     def multiplicity(self, group: Group) -> dict[int, int]:
         """Return how many members each live member of ``group`` stands for; they sum to the group's size.
@@ -337,11 +346,14 @@ def _more_live(live: set[int], n: int, world: int, near: dict[int, list[int]]) -
     return live
 
 
-def _represented(places: list[tuple[object, ...]], live: set[int]) -> list[int]:
-    """Return for each rank the live one of its places; where there are several they take turns."""
+def _represented(places: list[tuple[object, ...]], few: set[int], live: set[int]) -> list[int]:
+    """Return for each rank the one of ``few`` of its places; where there are several they take turns.
+
+    Ranks that are live for what they do themselves, e.g. print, represent nobody.
+    """
     able: dict[tuple[object, ...], list[int]] = {}
     turn: dict[tuple[object, ...], int] = {}
-    for rank in sorted(live):
+    for rank in sorted(few):
         able.setdefault(places[rank], []).append(rank)
     found = []
     for rank, place in enumerate(places):

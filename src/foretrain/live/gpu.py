@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from foretrain.live import event_log
-from foretrain.live.collectives import Collective, CollectiveCall, CommGroup, RankHandle
+from foretrain.live.collectives import ROOTED, Collective, CollectiveCall, CollectiveSource, CommGroup, RankHandle
 from foretrain.live.comm_launch import CommLaunches
 from foretrain.live.event_log import COLLECTIVE, MESSAGE, OPERATIONS, RECORD, RUN, WAIT, LogRecord, answer
 from foretrain.live.folding import Folding
@@ -37,12 +37,16 @@ class CommRegistry:
         self._folding, self._traffic = folding, traffic
         self._learnt: set[tuple[tuple[int, ...], int]] = set()
         self._groups: dict[tuple[tuple[int, ...], int], CommGroup] = {}
+        self._asking: list[Callable[[], None]] = []
 
     def group(self, members: tuple[int, ...], copy: int, family: int) -> CommGroup:
         """Return the group of ``members``: the ``copy``-th that a rank makes of them is that of the other ranks."""
         group = self._groups.get((members, copy))
         if group is None:
             group = self._groups[members, copy] = CommGroup(members, family, self._folding)
+            asking, self._asking = self._asking, []
+            for ask in asking:
+                ask()
         return group
 
     def learn(self, members: tuple[int, ...], family: int) -> None:
@@ -52,13 +56,31 @@ class CommRegistry:
             self._folding.add(members, family)
             self._traffic.regrouped()
 
-    def collective(self, group: CommGroup, rank: int) -> Collective:
-        """Return the next collective of ``group`` that ``rank`` calls."""
+    def collective(self, group: CommGroup, rank: int, root: int | None) -> Collective:
+        """Return the next collective of ``group`` that ``rank`` calls; ``root`` is its root's rank in the group."""
         number = group.called[rank] = group.called[rank] + 1
         collective = group.pending.get(number)
         if collective is None:
             collective = group.pending[number] = Collective(self.starts, group, number)
+        stand_in = None if root is None else self._folding.representative(group.members[root])
+        if stand_in is not None and stand_in not in group.weights:
+            # Live for another reason than to represent: its group's root is represented in another group.
+            members = self._folding.sibling(group.family, stand_in)
+            if members is not None:
+                find = partial(self._numbered, members, group.family, number)
+                collective.source = CollectiveSource(find, self._asking.append)
         return collective
+
+    def _numbered(self, members: tuple[int, ...], family: int, number: int) -> Collective | None:
+        """Return the ``number``-th collective of the group of a family; None if nobody has made that group yet."""
+        groups = (group for group in self._groups.values() if group.members == members and group.family == family)
+        group = next(groups, None)
+        if group is None:
+            return None
+        found = (group.kept or {}).get(number) or group.pending.get(number)
+        if found is None:
+            found = group.pending[number] = Collective(self.starts, group, number)
+        return found
 
     def disagreements(self) -> None:
         """Raise Disagreement if members of a group have called different collectives so far."""
@@ -149,7 +171,8 @@ class SimulatedGpu:
         splits = None
         if entry.code == ALL_TO_ALL:
             splits, self._splits = self._splits, None
-        self._registry.collective(group, self.rank).post(part, splits)
+        root = part.root if part.code in ROOTED else None
+        self._registry.collective(group, self.rank, root).post(part, splits)
         self._events[entry.a] = part.event
         stream.queue.append((CALL, part))
 
@@ -289,7 +312,9 @@ class HostQuery:
         if values is None:
             comm.then(self.put)
         else:
-            self._reply(self.host, answer(self.host, payload=values))
+            # Virtual time may have gone on while it waited for another group.
+            time = max(self.host, comm.sourced()) if isinstance(comm, Collective) else self.host
+            self._reply(time, answer(time, payload=values))
 
 
 class DeferredQueries:

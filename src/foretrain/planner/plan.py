@@ -181,7 +181,7 @@ def _near(one: Time, other: Time, factor: float) -> bool:
     return high <= low * factor
 
 
-_REMEDY = "write it anew with `foretrain tune WORKLOAD --cluster CLUSTER --out FILE`"
+_REMEDY = "write it anew with `foretrain plan WORKLOAD --cluster CLUSTER --out FILE`"
 _HEAD = """\
 # What the planner chose. foretrain run --plan, foretrain simulate --plan and attach(schedule=Path(...)) take it.
 # Where something else is trained than what it was made for, they say what differs.

@@ -84,6 +84,7 @@ def launching():
         return made
 
     weight = torch.ones(1 << 26, device="cuda")
+    assert torch.compile(lambda x: x + 1)(weight[:4]).shape == (4,)  # by a compiler that does not look for Triton
     assert took("double", lambda: double(weight)).shape == weight.shape
     took("mylib::double", lambda: torch.ops.mylib.double(weight))
     took("mylib::scan", lambda: torch.ops.mylib.scan(weight))
@@ -217,8 +218,50 @@ def test_libraries_that_are_not_installed_have_stand_ins() -> None:
         took(lambda recipe=recipe: step(recipe))[0] for recipe in (None, DelayedScaling(), Float8BlockScaling())
     )
     assert 0.5 * slow < min(fast, blocks) <= max(fast, blocks) < slow
-    with pytest.raises(NotImplementedError, match="tp_size=2"):
-        te.Linear(8, 8, tp_size=2)
+    with pytest.raises(NotImplementedError, match="ub_overlap_ag=True"):
+        te.Linear(8, 8, ub_overlap_ag=True)
+
+
+@on_gpus("--live", "all", cluster="dgx-h100:1,ranks=0-1")
+def test_transformer_engine_divides_layers_and_sequences_among_gpus() -> None:
+    import torch
+    import transformer_engine.pytorch as te
+    from torch import distributed
+
+    distributed.init_process_group("nccl")
+    torch.cuda.set_device(distributed.get_rank())
+    half = {"params_dtype": torch.bfloat16}
+    divided = half | {"tp_group": distributed.group.WORLD, "tp_size": 2, "sequence_parallel": True, "bias": False}
+    first = te.LayerNormLinear(512, 2048, parallel_mode="column", fuse_wgrad_accumulation=True, **divided)
+    second = te.Linear(2048, 512, parallel_mode="row", **divided)
+    assert (first.weight.shape, second.weight.shape) == ((1024, 512), (512, 1024))
+    first.weight.main_grad = torch.zeros(1024, 512, device="cuda")
+    own = torch.randn(64, 2, 512, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    inside = first(own)
+    assert inside.shape == (128, 2, 1024)  # all of the sequence, half of the features
+    made = second(inside)
+    assert made.shape == own.shape
+    with te.fp8_autocast():
+        assert second(first(own)).shape == own.shape
+    made.sum().backward()
+    assert own.grad.shape == own.shape
+    assert first.weight.grad_added_to_main_grad
+    assert second.weight.grad.shape == second.weight.shape
+
+    experts = te.GroupedLinear(4, 512, 256, bias=True, return_bias=True, **half)
+    rows = torch.randn(100, 512, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    made, biases = experts(rows, [10, 20, 30, 40])
+    assert (made.shape, len(biases)) == ((100, 256), 4)
+    made.sum().backward()
+    assert experts.weight3.grad.shape == (256, 512)
+
+    ring = te.DotProductAttention(8, 64, num_gqa_groups=2, cp_group=distributed.group.WORLD)
+    q = torch.randn(256, 2, 8, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    k, v = (torch.randn(256, 2, 2, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+    made = ring(q, k, v)
+    assert made.shape == (256, 2, 512)
+    made.sum().backward()
+    assert (q.grad.shape, k.grad.shape) == (q.shape, k.shape)
 
 
 def test_stand_ins_are_chosen_by_name() -> None:

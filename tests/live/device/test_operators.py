@@ -84,6 +84,37 @@ def test_flex_attention_never_builds_the_matrix_of_scores() -> None:
         assert torch.cuda.max_memory_allocated() < 8 * 4096 * 4096
 
 
+@on_gpus()
+def test_flex_attention_takes_the_time_of_the_keys_that_its_mask_keeps() -> None:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    from torch.nn.functional import scaled_dot_product_attention
+
+    q, k, v = (torch.randn(1, 8, 16384, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    documents, window = torch.zeros(16384, device="cuda", dtype=torch.int32), torch.tensor(1024, device="cuda")
+
+    def causal(b, h, i, j):
+        return i >= j
+
+    def windowed(b, h, i, j):
+        return (i >= j) & (i - j < window) & (documents[i] == documents[j])
+
+    def took(call):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        call().sum().backward()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end)
+
+    compiled = torch.compile(flex_attention)
+    masks = [None, *(create_block_mask(mask, None, None, 16384, 16384) for mask in (causal, windowed))]
+    dense, before, near = (took(lambda mask=mask: compiled(q, k, v, block_mask=mask)) for mask in masks)
+    same = took(lambda: scaled_dot_product_attention(q, k, v, is_causal=True))
+    assert abs(before / same - 1) < 0.1
+    assert 1.5 * before < dense < 2.5 * before
+    assert dense / 14 < near < dense / 8  # 9 of 128 blocks, and launches
+
+
 @on_gpus(says="taken to be balanced")
 def test_unknown_values_are_counted_as_capacity_is_planned() -> None:
     import pytest

@@ -8,9 +8,10 @@ Shape functions are those of operators that only GPUs have: of fused recurrent c
 several GPUs share, and of float8 products into a given tensor. Recurrent networks run cell by cell, as on a GPU without
 cuDNN.
 
-FlexAttention is the one kernel that it is compiled to, with the time of causal attention. Which blocks a mask leaves
-out is a value on the GPU, which does not exist here; training masks are causal as a rule, and those of windows and
-documents leave out more. Eager PyTorch would build the whole matrix of scores instead.
+FlexAttention is the one kernel that it is compiled to, with the time of attention to as many keys as its mask leaves.
+The list of blocks is a value on the GPU, which does not exist here, so the mask's own function is asked about a sample
+of blocks on the host. What it reads from tensors without values, e.g. where documents end, counts as zeros: as one
+document. Eager PyTorch would build the whole matrix of scores instead.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -165,58 +166,132 @@ _SHAPES: dict[str, Callable[..., Any]] = {
 }
 
 
-def install_flex() -> None:
-    """Register the operators' kernels for CUDA. Imports little, but late: most scripts do not use them."""
+def install_flex(has_values: Callable[[torch.Tensor], bool]) -> None:
+    """Register the operators' kernels for CUDA. Imports little, but late: most scripts do not use them.
+
+    Args:
+        has_values: whether a tensor's values are known.
+    """
     from torch._C import DispatchKey
     from torch._higher_order_ops.flex_attention import flex_attention, flex_attention_backward
 
-    flex_attention.py_impl(DispatchKey.CUDA)(_flex_forward)
-    flex_attention_backward.py_impl(DispatchKey.CUDA)(_flex_backward)
+    def forward(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        score_mod: Any,
+        block_mask: tuple[Any, ...],
+        scale: float,
+        kernel_options: dict[str, Any],
+        score_mod_other_buffers: Sequence[Any] = (),
+        mask_mod_other_buffers: Sequence[Any] = (),
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        kept = _kept(block_mask, mask_mod_other_buffers, query.shape[2], key.shape[2], has_values)
+        return _flex_forward(query, key, value, scale, kept)
+
+    def backward(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        out: torch.Tensor,
+        logsumexp: torch.Tensor,
+        grad_out: torch.Tensor | None,
+        grad_logsumexp: torch.Tensor | None,
+        fw_graph: Any,
+        joint_graph: Any,
+        block_mask: tuple[Any, ...],
+        scale: float,
+        kernel_options: dict[str, Any],
+        score_mod_other_buffers: Sequence[Any] = (),
+        mask_mod_other_buffers: Sequence[Any] = (),
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[torch.Tensor | None, ...]]:
+        kept = _kept(block_mask, mask_mod_other_buffers, query.shape[2], key.shape[2], has_values)
+        _attention_backward(out if grad_out is None else grad_out, query, key, value, out, logsumexp, scale, kept)
+        captured = tuple(torch.zeros_like(one) if torch.is_tensor(one) else None for one in score_mod_other_buffers)
+        return _like(query, query.shape), _like(key, key.shape), _like(value, value.shape), captured
+
+    flex_attention.py_impl(DispatchKey.CUDA)(forward)
+    flex_attention_backward.py_impl(DispatchKey.CUDA)(backward)
+
+
+_BLOCK = 128
+"""Queries, and keys, of which the kernel computes all scores or none, unless the mask says otherwise."""
+_SAMPLE = 32
+"""Rows of blocks that are asked about."""
+
+
+class _Kept(NamedTuple):
+    """Keys that each query meets, on average, and whether these are just those before it."""
+
+    keys: int
+    causal: bool
+
+
+def _kept(
+    block_mask: tuple[Any, ...],
+    buffers: Sequence[Any],
+    queries: int,
+    keys: int,
+    has_values: Callable[[torch.Tensor], bool],
+) -> _Kept:
+    """Return what a mask keeps: of the blocks in a sample of rows, those in which a corner is kept."""
+    mask, sizes = block_mask[-1], block_mask[-3:-1]
+    across, along = (int(size) if isinstance(size, int) and size < 1 << 20 else _BLOCK for size in sizes)
+    stride = max(1, queries // across // _SAMPLE)
+    rows = torch.arange(stride // 2, -(-queries // across), stride)
+    q, k = (
+        torch.stack((first * size, (first * size + size - 1).clamp(max=every - 1)), 1).flatten()
+        for first, size, every in ((rows, across, queries), (torch.arange(-(-keys // along)), along, keys))
+    )
+    none = torch.zeros((), dtype=torch.int64)
+    with _on_host(has_values):
+        kept = torch.as_tensor(mask(none, none, q[:, None], k[None, :], *buffers)).expand(len(q), len(k))
+    blocks = kept.unflatten(0, (-1, 2)).unflatten(2, (-1, 2)).any(3).any(1)
+    before = (q[:, None] >= k).unflatten(0, (-1, 2)).unflatten(2, (-1, 2)).any(3).any(1)
+    share = float(blocks.float().mean())
+    return _Kept(max(1, round(keys * share)), queries == keys and bool((blocks == before).all()))
+
+
+def _on_host(has_values: Callable[[torch.Tensor], bool]) -> Any:
+    """Return a context in which operators run on the host; GPU tensors without values are zeros to them."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_map_only
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_cuda:
+            return tensor
+        return tensor.cpu() if has_values(tensor) else torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+    class OnHost(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            args, kwargs = tree_map_only(torch.Tensor, copied, (args, kwargs or {}))
+            if "device" in kwargs:
+                kwargs["device"] = torch.device("cpu")
+            return func(*args, **kwargs)
+
+    return OnHost()
 
 
 def _flex_forward(
     query: torch.Tensor,  # (batch, heads, sequence, width); key and value may have fewer heads
     key: torch.Tensor,
     value: torch.Tensor,
-    score_mod: Any,
-    block_mask: tuple[Any, ...],
     scale: float,
-    *_: Any,
+    kept: _Kept,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     logsumexp = query.new_empty(query.shape[:-1], dtype=torch.float32)
-    attended = _attention(query, key, value, scale)[0]
+    attended = _attention(query, key, value, scale, kept)[0]
     output = _like(query, (*query.shape[:-1], value.shape[-1]))
     if attended.stride() == output.stride():
         output = attended
     return output, logsumexp, torch.empty_like(logsumexp)
 
 
-def _flex_backward(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor,
-    logsumexp: torch.Tensor,
-    grad_out: torch.Tensor | None,
-    grad_logsumexp: torch.Tensor | None,
-    fw_graph: Any,
-    joint_graph: Any,
-    block_mask: tuple[Any, ...],
-    scale: float,
-    kernel_options: dict[str, Any],
-    score_mod_other_buffers: Sequence[Any] = (),
-    mask_mod_other_buffers: Sequence[Any] = (),
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, tuple[torch.Tensor | None, ...]]:
-    gradient = out if grad_out is None else grad_out
-    _attention_backward(gradient, query, key, value, out, logsumexp, scale)
-    captured = tuple(torch.zeros_like(one) if torch.is_tensor(one) else None for one in score_mod_other_buffers)
-    return _like(query, query.shape), _like(key, key.shape), _like(value, value.shape), captured
-
-
-def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> Any:
+def _attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, kept: _Kept) -> Any:
+    k, v = _met(k, kept), _met(v, kept)
     if _half(q):
-        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=scale)
-    return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, True, scale=scale)
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, kept.causal, scale=scale)
+    return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, kept.causal, scale=scale)
 
 
 def _attention_backward(
@@ -227,18 +302,25 @@ def _attention_backward(
     out: torch.Tensor,
     logsumexp: torch.Tensor,
     scale: float,
+    kept: _Kept,
 ) -> None:
+    k, v = _met(k, kept), _met(v, kept)
     aten, random = torch.ops.aten, torch.empty((), dtype=torch.int64, device=q.device)
     if _half(q):
         lengths = None, None, q.shape[2], k.shape[2]
         aten._scaled_dot_product_flash_attention_backward(
-            gradient, q, k, v, out, logsumexp, *lengths, 0.0, True, random, random, scale=scale
+            gradient, q, k, v, out, logsumexp, *lengths, 0.0, kept.causal, random, random, scale=scale
         )
     else:
         wanted = [True, True, True, False]
         aten._scaled_dot_product_efficient_attention_backward(
-            gradient, q, k, v, None, out, logsumexp, random, random, 0.0, wanted, True, scale=scale
+            gradient, q, k, v, None, out, logsumexp, random, random, 0.0, wanted, kept.causal, scale=scale
         )
+
+
+def _met(keys: torch.Tensor, kept: _Kept) -> torch.Tensor:
+    """Return as many keys, or values, as a query meets; those of a causal mask its kernel leaves out itself."""
+    return keys if kept.causal else keys[:, :, : kept.keys]
 
 
 def _half(tensor: torch.Tensor) -> bool:

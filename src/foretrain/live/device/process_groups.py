@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import Backend, FileStore, Store, TCPStore
 from torch.distributed import device_mesh, distributed_c10d
 
 from foretrain.errors import ConfigError
-from foretrain.live.device import put
+from foretrain.live.device import change_after_import, put
 from foretrain.torch_version import nccl_classes, register_nccl
 
 
@@ -42,6 +42,7 @@ def install(device: ModuleType, store: Callable[[], Store]) -> None:
     _install_rendezvous(store)
     _install_families(device)
     _install_objects()
+    change_after_import({"torch.distributed.rpc": lambda module: put(module, init_rpc=_refuse_rpc)})
     put(dist, set_timeout=lambda *_, **__: None)
     # A build without NCCL has none, and would say so.
     put(dist.distributed_c10d, default_pg_nccl_timeout=timedelta(minutes=10))
@@ -208,6 +209,14 @@ def _install_families(device: ModuleType) -> None:
 
     for module in (dist, distributed_c10d, device_mesh):
         put(module, split_group=split_group)
+
+
+def _refuse_rpc(*_: Any, **__: Any) -> None:
+    """Refuse calls between ranks: PyTorch's own sockets would carry them, of which no simulated network knows."""
+    raise NotImplementedError(
+        "init_rpc: calls from rank to rank (torch.distributed.rpc) are not simulated; simulate what uses collectives or"
+        " send and recv of torch.distributed, or run the script as it is with torchrun"
+    )
 
 
 def _install_objects() -> None:

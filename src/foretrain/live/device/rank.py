@@ -81,7 +81,7 @@ def activate(device: ModuleType, settings: RankSettings) -> None:
     compiler.install(device)
     _kept.append(operators.install_shapes())
     _kept.append(replace_cuda_kernels(torch))
-    operators.install_flex()
+    operators.install_flex(device.has_values)
     _kept.append(custom_kernels.install())
     triton_kernels.install()
     represented.install_checkpoints()

@@ -64,7 +64,7 @@ def attach(
         optimizer: one, or several, of its parameters.
         schedule: a policy of `foretrain.schedule`; knobs that it leaves open are set by simulating the observed steps.
             ``"auto"``: the policy with the best forecast for them, or plain DDP's order if none is faster. The path of
-            a plan file (``foretrain tune`` writes one): its policy and compression; rank 0 warns if it was made for
+            a plan file (``foretrain plan`` writes one): its policy and compression; rank 0 warns if it was made for
             another job.
         group: None is the default group. Collectives run on groups of their own.
         transport: `AllReduce` among the ranks, `BoundedLoss` for a network that loses packets, or `ParameterServer`;

@@ -25,10 +25,15 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils._triton import has_triton_package
+
+from foretrain.live.device import import_without
 
 VERSIONS = {"apex": "0.1", "flash_attn": "2.8.3", "transformer_engine": "2.9.0", "triton": "3.7.0"}
 """The libraries, and the versions whose interfaces the stand-ins have."""
-_OPTIONAL = frozenset({"apex", "transformer_engine"})
+_EXTENSIONS = {"fused_weight_gradient_mlp_cuda": "apex"}
+"""Modules that stand beside their library."""
+_OPTIONAL = frozenset({"apex", *_EXTENSIONS, "transformer_engine"})
 """Libraries that installed packages do without."""
 _TORCH = str(Path(torch.__file__).parent)
 _INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("purelib", "platlib")})
@@ -41,7 +46,11 @@ def install(chosen: Sequence[str], tell: Callable[[str], None]) -> None:
         chosen: libraries to stand in for, of those that are not installed.
         tell: called with the name of each library whose stand-in is imported.
     """
-    absent = [name for name in chosen if importlib.util.find_spec(name) is None]
+    extensions = [name for name, library in _EXTENSIONS.items() if library in chosen]
+    absent = [name for name in (*chosen, *extensions) if importlib.util.find_spec(name) is None]
+    if "triton" in absent:
+        has_triton_package()  # PyTorch asks once, and must not ask when the stand-in has been imported
+        import_without("triton", "torch._inductor.runtime.triton_compat")
     sys.meta_path.append(_Finder(absent, tell))
 
 
@@ -93,7 +102,7 @@ class _Finder(DistributionFinder):
         """Yield distributions, as packages ask for them to see a library's version."""
         wanted = context.name and context.name.replace("-", "_").lower()
         for name in self._names:
-            if wanted in (None, name) and not _hidden(name):
+            if name in VERSIONS and wanted in (None, name) and not _hidden(name):
                 yield _StandIn(name)
 
 

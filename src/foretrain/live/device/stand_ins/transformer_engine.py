@@ -1,8 +1,8 @@
 """Transformer Engine: modules of PyTorch whose products are in FP8 where a recipe says so.
 
 Norms and activations are kernels of their own, before the products whose operands they cast. Operands are cast to FP8
-by a kernel of their own, forward and backward. Parallel over tensors or sequences there is nothing: ``tp_group`` and
-its like are refused.
+by a kernel of their own, forward and backward. Layers are divided among the ranks of ``tp_group``, along the sequence
+too, as Megatron-LM does; communication through user buffers (``ub_overlap_ag`` and its like) is refused.
 """
 
 from __future__ import annotations
@@ -17,13 +17,22 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint as _checkpoint
 
-from foretrain.live.device.custom_kernels import Like, fused, launch
+from foretrain.live.device.custom_kernels import Like, fused
 from foretrain.live.device.stand_ins import submodule
 from foretrain.live.device.stand_ins.apex import FusedAdam, FusedSGD
+from foretrain.live.device.stand_ins.te_kernels import (
+    Division,
+    dummy_gradient,
+    grouped_product,
+    product,
+    ring_attention,
+)
 
 __version__ = "2.9.0"
 
 Tensor = torch.Tensor
+_torch: Any = torch
+"""PyTorch with functions that it does not export."""
 
 
 class Format(Enum):
@@ -100,88 +109,121 @@ def checkpoint(function: Any, *args: Any, **named: Any) -> Any:
     return _checkpoint(function, *args, use_reentrant=named.pop("use_reentrant", True), **named)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return ``x (..., k)`` by ``weight (n, k)``, in FP8 where a recipe says so."""
-    recipe = _recipes[-1]
-    if recipe is None:
-        return torch.nn.functional.linear(x, weight, bias)
-    if torch.is_autocast_enabled("cuda"):
-        x, weight = (one.to(torch.get_autocast_dtype("cuda")) for one in (x, weight))
-        bias = None if bias is None else bias.to(x.dtype)
-    product: Any = _Fp8Product.apply(x.flatten(0, -2), weight, recipe.blocks)
-    product = product.unflatten(0, x.shape[:-1])
-    return product if bias is None else product + bias
-
-
-class _Fp8Product(torch.autograd.Function):
-    """``x (m, k)`` by ``weight (n, k)``; kept for the backward pass are the operands in FP8, each both ways round."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, blocks: bool) -> Tensor:
-        x8, x8_turned = _cast(x)
-        weight8, weight8_turned = _cast(weight)
-        ctx.save_for_backward(x8_turned, weight8_turned)
-        ctx.dtype, ctx.blocks = x.dtype, blocks
-        return _product(x8, weight8.t(), x.dtype, blocks)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        x8_turned, weight8_turned = ctx.saved_tensors
-        grad8, grad8_turned = _cast(gradients[0])
-        of_x = _product(grad8, weight8_turned.t(), ctx.dtype, ctx.blocks) if ctx.needs_input_grad[0] else None
-        of_weight = _product(grad8_turned, x8_turned.t(), ctx.dtype, ctx.blocks) if ctx.needs_input_grad[1] else None
-        return of_x, of_weight, None
-
-
-def _cast(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a matrix in FP8 and its transpose, row by row: tensor cores want both factors along the sum."""
-    rows, columns = tensor.shape
-    made = [tensor.new_empty(shape, dtype=torch.float8_e4m3fn) for shape in ((rows, columns), (columns, rows))]
-    launch("transformer_engine::cast_transpose", {"tensor": tensor}, ("tensor",), (), made)
-    return made[0], made[1]
-
-
-def _product(left: Tensor, right: Tensor, dtype: torch.dtype, blocks: bool) -> Tensor:
-    scale = torch.ones((), device=left.device)
-    if not blocks:
-        return torch.ops.aten._scaled_mm(left, right, scale, scale, None, None, dtype)
-    (m, k), n = left.shape, right.shape[1]
-    scales = (left.new_empty(size, -(-k // 128), dtype=torch.float32) for size in (m, n))
-    first, second = scales
-    return torch.ops.aten._scaled_mm(left, right, first, second.t(), None, None, dtype)
-
-
 class LayerNorm(nn.LayerNorm):
     """Layer norm, one kernel."""
 
-    def __init__(self, hidden_size: Any, eps: float = 1e-5, params_dtype: Any = None, device: Any = "cuda", **_: Any):
-        super().__init__(hidden_size, eps, device=device, dtype=params_dtype)
+    def __init__(
+        self,
+        hidden_size: Any = None,
+        eps: float = 1e-5,
+        params_dtype: Any = None,
+        device: Any = "cuda",
+        sequence_parallel: bool | None = None,
+        normalized_shape: Any = None,
+        **_: Any,
+    ) -> None:
+        super().__init__(hidden_size or normalized_shape, eps, device=device, dtype=params_dtype)
+        _mark_sequence(self, sequence_parallel)
 
 
 class RMSNorm(nn.RMSNorm):
     """RMS norm, one kernel."""
 
-    def __init__(self, hidden_size: Any, eps: float = 1e-5, params_dtype: Any = None, device: Any = "cuda", **_: Any):
-        super().__init__(hidden_size, eps, device=device, dtype=params_dtype)
+    def __init__(
+        self,
+        hidden_size: Any = None,
+        eps: float = 1e-5,
+        params_dtype: Any = None,
+        device: Any = "cuda",
+        sequence_parallel: bool | None = None,
+        normalized_shape: Any = None,
+        **_: Any,
+    ) -> None:
+        super().__init__(hidden_size or normalized_shape, eps, device=device, dtype=params_dtype)
+        _mark_sequence(self, sequence_parallel)
 
 
-def _norm(kind: str, size: int, eps: float, **where: Any) -> nn.Module:
-    return (RMSNorm if kind == "RMSNorm" else LayerNorm)(size, eps, **where)
+def _mark_sequence(module: nn.Module, sequence_parallel: bool | None) -> None:
+    """Say whether gradients are of the own part of the sequence, as Megatron-LM asks every parameter."""
+    if sequence_parallel is not None:
+        for parameter in module.parameters():
+            parameter.sequence_parallel = sequence_parallel  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _refuse_parallel(options: dict[str, Any]) -> None:
-    """Raise NotImplementedError for options that divide a module among GPUs."""
-    sizes = {name: options.get(name) for name in ("tp_size", "tp_group", "parallel_mode", "sequence_parallel")}
-    for name, value in sizes.items():
-        if value not in (None, False, 1):
-            raise NotImplementedError(
-                f"{name}={value!r}: foretrain's stand-in for transformer_engine has modules of one GPU; leave it out,"
-                " or install transformer_engine"
-            )
+class TransformerEngineBaseModule(nn.Module):
+    """A module with products: how it is divided among GPUs, and what Megatron-LM asks of it."""
+
+    def __init__(self, in_features: int, out_features: int, options: dict[str, Any]) -> None:
+        super().__init__()
+        for name in ("ub_overlap_ag", "ub_overlap_rs", "ub_overlap_rs_dgrad", "delay_wgrad_compute"):
+            if options.get(name):
+                raise NotImplementedError(
+                    f"{name}=True: foretrain's stand-in for transformer_engine has neither communication through user"
+                    " buffers nor delayed gradients; leave it out, or install transformer_engine"
+                )
+        self.parallel_mode, self.tp_group = options.get("parallel_mode"), options.get("tp_group")
+        self.tp_size = options.get("tp_size") or 1
+        self.sequence_parallel = bool(options.get("sequence_parallel")) and self.tp_size > 1
+        self.fuse_wgrad_accumulation = bool(options.get("fuse_wgrad_accumulation"))
+        self.return_bias = bool(options.get("return_bias"))
+        self.save_original_input = False
+        columns, rows = (self.tp_size if self.parallel_mode == mode else 1 for mode in ("column", "row"))
+        self.in_features, self.out_features = in_features // rows, out_features // columns
+
+    def set_tensor_parallel_group(self, tp_group: Any) -> None:
+        """Set the ranks among which the module is divided."""
+        self.tp_group = tp_group
+
+    def make(self, name: str, shape: tuple[int, ...], mode: str | None, dtype: Any, device: Any, init: Any) -> None:
+        """Add a parameter, divided along its first dimension by columns, its second by rows."""
+        made = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
+        with torch.no_grad():
+            if init is not None and len(shape) > 1:
+                init(made)
+            elif len(shape) > 1:
+                nn.init.normal_(made, 0.0, 0.02)
+            else:
+                made.zero_()
+        divided = self.tp_size > 1 and (mode == "column" or (mode == "row" and len(shape) > 1))
+        marks = {
+            "tensor_model_parallel": divided,
+            "partition_dim": int(mode == "row"),
+            "partition_stride": 1,
+            **({"sequence_parallel": True} if mode == "row" and len(shape) == 1 and self.sequence_parallel else {}),
+        }
+        vars(made).update(marks)
+        self.register_parameter(name, made)
+
+    @property
+    def division(self) -> Division:
+        """Return how its products are divided."""
+        mode = self.parallel_mode if self.tp_size > 1 else None
+        return Division(mode, self.tp_group, self.sequence_parallel, self.fuse_wgrad_accumulation)
+
+    def get_extra_state(self) -> Tensor:
+        """Return scales of FP8, of which there are none."""
+        return torch.empty(0, dtype=torch.uint8)
+
+    def set_extra_state(self, state: Any) -> None:
+        """Scales of FP8 do not matter."""
 
 
-class Linear(nn.Linear):
+def _ranks(group: Any) -> int:
+    return 1 if group is None else torch.distributed.get_world_size(group)
+
+
+def _divided(options: dict[str, Any], mode: str) -> dict[str, Any]:
+    """Return the options of a product inside a module that is divided among GPUs if ``set_parallel_mode`` says so."""
+    kept = {key: value for key, value in options.items() if key != "set_parallel_mode"}
+    if not options.get("set_parallel_mode"):
+        return kept | {"tp_size": 1, "sequence_parallel": False}
+    return kept | {"parallel_mode": mode, "tp_size": options.get("tp_size") or _ranks(options.get("tp_group"))}
+
+
+class Linear(TransformerEngineBaseModule):
     """A product, in FP8 inside ``fp8_autocast``."""
+
+    weight: nn.Parameter
 
     def __init__(
         self,
@@ -190,14 +232,22 @@ class Linear(nn.Linear):
         bias: bool = True,
         params_dtype: Any = None,
         device: Any = "cuda",
+        init_method: Any = None,
         **options: Any,
     ) -> None:
-        _refuse_parallel(options)
-        super().__init__(in_features, out_features, bias, device, params_dtype)
+        super().__init__(in_features, out_features, options)
+        where = (self.parallel_mode, params_dtype, device, init_method)
+        self.make("weight", (self.out_features, self.in_features), *where)
+        if bias:
+            self.make("bias", (self.out_features,), *where)
+        else:
+            self.bias = None
 
-    def forward(self, input: Tensor, **_: Any) -> Tensor:
-        """Return the product."""
-        return linear(input, self.weight, self.bias)
+    def forward(self, input: Tensor, **_: Any) -> Any:
+        """Return the product; with ``return_bias`` without the bias, and the bias."""
+        bias = self.bias
+        made = product(input, self.weight, None if self.return_bias else bias, _recipes[-1], self.division)
+        return (made, bias) if self.return_bias else made
 
 
 class LayerNormLinear(Linear):
@@ -208,17 +258,69 @@ class LayerNormLinear(Linear):
         in_features: int,
         out_features: int,
         eps: float = 1e-5,
+        bias: bool = True,
         normalization: str = "LayerNorm",
         params_dtype: Any = None,
         device: Any = "cuda",
         **options: Any,
     ) -> None:
-        super().__init__(in_features, out_features, params_dtype=params_dtype, device=device, **options)
-        self.norm = _norm(normalization, in_features, eps, params_dtype=params_dtype, device=device)
+        super().__init__(in_features, out_features, bias, params_dtype, device, **options)
+        self.eps, self.normalization = eps, normalization
+        shape = (in_features,)
+        self.layer_norm_weight = nn.Parameter(torch.ones(shape, dtype=params_dtype, device=device))
+        self.layer_norm_bias = None
+        if normalization == "LayerNorm":
+            self.layer_norm_bias = nn.Parameter(torch.zeros(shape, dtype=params_dtype, device=device))
+        for one in (self.layer_norm_weight, self.layer_norm_bias):
+            if one is not None:
+                one.sequence_parallel = self.sequence_parallel  # pyright: ignore[reportAttributeAccessIssue]
 
-    def forward(self, input: Tensor, **named: Any) -> Tensor:
+    def forward(self, input: Tensor, **named: Any) -> Any:
         """Return the product of the norm."""
-        return super().forward(self.norm(input), **named)
+        shape = (input.shape[-1],)
+        if self.normalization == "RMSNorm":
+            normed = functional.rms_norm(input, shape, self.layer_norm_weight, self.eps)
+        else:
+            normed = functional.layer_norm(input, shape, self.layer_norm_weight, self.layer_norm_bias, self.eps)
+        return super().forward(normed, **named)
+
+
+class GroupedLinear(TransformerEngineBaseModule):
+    """Products of consecutive rows, each part by a weight of its own: experts."""
+
+    def __init__(
+        self,
+        num_gemms: int,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        params_dtype: Any = None,
+        device: Any = "cuda",
+        init_method: Any = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(in_features, out_features, options)
+        if self.tp_size > 1 and self.parallel_mode is not None:
+            raise NotImplementedError(
+                f"parallel_mode={self.parallel_mode!r} of GroupedLinear: foretrain's stand-in for transformer_engine"
+                " has experts of one GPU each; give it divided sizes, or install transformer_engine"
+            )
+        self.num_gemms = num_gemms
+        for number in range(num_gemms):
+            where = (None, params_dtype, device, init_method)
+            self.make(f"weight{number}", (self.out_features, self.in_features), *where)
+            if bias:
+                self.make(f"bias{number}", (self.out_features,), *where)
+        self.use_bias = bias
+
+    def forward(self, inp: Tensor, m_splits: list[int], **_: Any) -> Any:
+        """Return as many rows as were given; with ``return_bias`` without biases, and the biases."""
+        numbers = range(self.num_gemms)
+        weights = [self.get_parameter(f"weight{number}") for number in numbers]
+        biases = [self.get_parameter(f"bias{number}") for number in numbers] if self.use_bias else []
+        added = [] if self.return_bias else biases
+        made = grouped_product(inp, m_splits, weights, added, _recipes[-1], self.fuse_wgrad_accumulation)
+        return (made, biases) if self.return_bias else made
 
 
 _GATED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -252,8 +354,8 @@ class LayerNormMLP(nn.Module):
         self.activation = activation
         wide = ffn_hidden_size * (2 if activation in _GATED else 1)
         where = {"params_dtype": params_dtype, "device": device}
-        self.fc1 = LayerNormLinear(hidden_size, wide, eps, normalization, bias=bias, **where, **options)
-        self.fc2 = Linear(ffn_hidden_size, hidden_size, bias, **where, **options)
+        self.fc1 = LayerNormLinear(hidden_size, wide, eps, bias, normalization, **where, **_divided(options, "column"))
+        self.fc2 = Linear(ffn_hidden_size, hidden_size, bias, **where, **_divided(options, "row"))
 
     def forward(self, hidden_states: Tensor, **_: Any) -> Tensor:
         """Return ``(..., hidden_size)``."""
@@ -278,8 +380,22 @@ class DotProductAttention(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        _refuse_parallel(options)
         self.dropout, self.qkv_format, self.attn_mask_type = attention_dropout, qkv_format, attn_mask_type
+        self.set_context_parallel_group(options.get("cp_group"), cp_comm_type=options.get("cp_comm_type") or "p2p")
+
+    def set_context_parallel_group(
+        self, cp_group: Any, cp_global_ranks: Any = None, cp_stream: Any = None, cp_comm_type: str = "p2p"
+    ) -> None:
+        """Set the ranks among which the sequence is divided."""
+        divided = cp_group is not None and (
+            isinstance(cp_group, list) or torch.distributed.get_world_size(cp_group) > 1
+        )
+        if divided and cp_comm_type != "p2p":
+            raise NotImplementedError(
+                f"cp_comm_type={cp_comm_type!r}: foretrain's stand-in for transformer_engine divides sequences by"
+                " 'p2p'; install transformer_engine for others"
+            )
+        self.cp_group, self.cp_comm_type = cp_group if divided else None, cp_comm_type
 
     def forward(
         self,
@@ -302,6 +418,9 @@ class DotProductAttention(nn.Module):
         q, k, v = (one.permute(order) for one in (query_layer, key_layer, value_layer))
         causal = "causal" in (attn_mask_type or self.attn_mask_type)
         dropout = self.dropout if self.training else 0.0
+        if self.cp_group is not None:
+            attended = ring_attention(q, k, v, self.cp_group, causal, dropout)
+            return attended.permute((2, 0, 1, 3) if layout == "sbhd" else (0, 2, 1, 3)).flatten(2)
         grouped = q.shape[1] != k.shape[1]
         attended = functional.scaled_dot_product_attention(q, k, v, None, dropout, causal, enable_gqa=grouped)
         return attended.permute((2, 0, 1, 3) if layout == "sbhd" else (0, 2, 1, 3)).flatten(2)
@@ -328,19 +447,22 @@ class MultiheadAttention(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        self.heads, self.groups = num_attention_heads, num_gqa_groups or num_attention_heads
+        ranks = (options.get("tp_size") or _ranks(options.get("tp_group"))) if options.get("set_parallel_mode") else 1
+        groups = num_gqa_groups or num_attention_heads
+        self.heads, self.groups = num_attention_heads // ranks, groups // ranks
         self.width = kv_channels or hidden_size // num_attention_heads
-        wide = self.width * (self.heads + 2 * self.groups)
+        wide = self.width * (num_attention_heads + 2 * groups)
         where = {"bias": bias, "params_dtype": params_dtype, "device": device}
+        columns, rows = _divided(options, "column"), _divided(options, "row")
         self.qkv = (
-            LayerNormLinear(hidden_size, wide, layernorm_epsilon, normalization, **where, **options)
+            LayerNormLinear(hidden_size, wide, layernorm_epsilon, normalization=normalization, **where, **columns)
             if input_layernorm
-            else Linear(hidden_size, wide, **where, **options)
+            else Linear(hidden_size, wide, **where, **columns)
         )
         self.attention = DotProductAttention(
             self.heads, self.width, self.groups, attention_dropout, qkv_format, attn_mask_type
         )
-        self.proj = Linear(self.width * self.heads, hidden_size, **where)
+        self.proj = Linear(self.width * num_attention_heads, hidden_size, **where, **rows)
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Any = None, rotary_pos_emb: Tensor | None = None, **_: Any
@@ -375,7 +497,6 @@ class TransformerLayer(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        _refuse_parallel(options)
         self.hidden_dropout = hidden_dropout
         where = {"params_dtype": params_dtype, "device": device}
         self.self_attention = MultiheadAttention(
@@ -390,9 +511,10 @@ class TransformerLayer(nn.Module):
             bias=bias,
             qkv_format=attn_input_format,
             **where,
+            **options,
         )
         self.layernorm_mlp = LayerNormMLP(
-            hidden_size, ffn_hidden_size, layernorm_epsilon, bias, normalization, activation, **where
+            hidden_size, ffn_hidden_size, layernorm_epsilon, bias, normalization, activation, **where, **options
         )
 
     def forward(
@@ -404,20 +526,120 @@ class TransformerLayer(nn.Module):
         return hidden_states + functional.dropout(self.layernorm_mlp(hidden_states), self.hidden_dropout, self.training)
 
 
+def _rotated(t: Tensor, freqs: Tensor, tensor_format: str = "sbhd", *_: Any, **__: Any) -> Tensor:
+    """Return ``t`` with rotary positions, one kernel."""
+    return fused("transformer_engine::rotary", (t, freqs), Like(t))
+
+
+class QuantizedTensor(torch.Tensor):
+    """Class of parameters in FP8, of which there are none."""
+
+
+class FP8GlobalStateManager:
+    """What Transformer Engine says of the innermost context of FP8."""
+
+    @staticmethod
+    def is_fp8_enabled() -> bool:
+        """Return whether products are in FP8 here."""
+        return _recipes[-1] is not None
+
+    @staticmethod
+    def get_fp8_recipe() -> Recipe:
+        """Return the recipe of this context."""
+        return _recipes[-1] or DelayedScaling()
+
+    @staticmethod
+    def is_fp8_calibration() -> bool:
+        """Return whether scales are only recorded."""
+        return False
+
+    @staticmethod
+    def with_fp8_parameters() -> bool:
+        """Return whether parameters are in FP8."""
+        return False
+
+    @staticmethod
+    def reset() -> None:
+        """Forget scales."""
+
+
+class CudaRNGStatesTracker:
+    """Named states of the random generator, none of which matters where nothing is computed."""
+
+    def __init__(self) -> None:
+        self.states_: dict[str, Any] = {}
+
+    def reset(self) -> None:
+        """Forget all."""
+        self.states_.clear()
+
+    def get_states(self) -> dict[str, Any]:
+        """Return all by name."""
+        return dict(self.states_)
+
+    def set_states(self, states: dict[str, Any]) -> None:
+        """Take these."""
+        self.states_ = states
+
+    def add(self, name: str, seed: int) -> None:
+        """Add a state that has this seed."""
+        self.states_[name] = seed
+
+    @contextmanager
+    def fork(self, name: str = "model-parallel-rng") -> Iterator[None]:
+        """Draw from the state of this name inside."""
+        yield
+
+
+def multi_tensor_applier(operator: Callable[..., Any], flag: Tensor, lists: list[list[Tensor]], *args: Any) -> Any:
+    """Call an operator of many tensors."""
+    return operator(2048 * 32, flag, lists, *args)
+
+
+def multi_tensor_l2norm(size: int, flag: Tensor, lists: list[list[Tensor]], per_tensor: bool = False) -> Any:
+    """Return the norm of all numbers, and the norms of each tensor."""
+    norms = torch.stack(_torch._foreach_norm(lists[0], dtype=torch.float32))
+    return torch.linalg.vector_norm(norms).view(1), norms
+
+
+def multi_tensor_scale(size: int, flag: Tensor, lists: list[list[Tensor]], scale: float) -> None:
+    """Write the first tensors, scaled, into the second."""
+    source, target = lists
+    if all(one is other for one, other in zip(source, target, strict=True)):
+        _torch._foreach_mul_(target, scale)
+    else:
+        _torch._foreach_copy_(target, _torch._foreach_mul(source, scale))
+
+
+def _dummy(shape: Any, dtype: torch.dtype, zero: bool = False) -> Tensor:
+    return dummy_gradient(tuple(shape), dtype, torch.device("cuda", torch.cuda.current_device()))
+
+
+@contextmanager
+def _recomputing(activation_recompute: bool = False, recompute_phase: bool = False) -> Iterator[None]:
+    yield
+
+
+_NO_RECOMPUTE = {"activation_recompute_forward": _recomputing, "is_fp8_activation_recompute_enabled": lambda: False}
+
+
+def _absent(*names: str) -> tuple[type, ...]:
+    """Return classes of these names that refuse to be made: libraries name them where they do not use them."""
+
+    def refuse(self: Any, *_: Any, **__: Any) -> None:
+        raise NotImplementedError(
+            f"{type(self).__name__}: foretrain's stand-in for transformer_engine does not have it; leave the option out"
+            " that wants it, or install transformer_engine"
+        )
+
+    return tuple(type(name, (), {"__init__": refuse}) for name in names)
+
+
 _FP8 = (autocast, checkpoint, fp8_autocast, fp8_model_init)
-submodule(
-    f"{__name__}.common.recipe",
-    Format,
-    Recipe,
-    DelayedScaling,
-    Float8CurrentScaling,
-    Float8BlockScaling,
-    MXFP8BlockScaling,
-)
-submodule(
-    f"{__name__}.pytorch",
-    *_FP8,
+_RECIPES = (Format, Recipe, DelayedScaling, Float8CurrentScaling, Float8BlockScaling, MXFP8BlockScaling)
+_MODULES = (
     DotProductAttention,
+    GroupedLinear,
     LayerNorm,
     LayerNormLinear,
     LayerNormMLP,
@@ -425,7 +647,24 @@ submodule(
     MultiheadAttention,
     RMSNorm,
     TransformerLayer,
-    quantized_model_init=fp8_model_init,
 )
-submodule(f"{__name__}.pytorch.fp8", *_FP8, quantized_model_init=fp8_model_init)
-submodule(f"{__name__}.pytorch.optimizers", FusedAdam, FusedSGD)
+_PYTORCH = f"{__name__}.pytorch"
+submodule(f"{__name__}.common.recipe", *_RECIPES)
+submodule(_PYTORCH, *_FP8, *_MODULES, quantized_model_init=fp8_model_init)
+submodule(f"{_PYTORCH}.fp8", *_FP8, FP8GlobalStateManager, quantized_model_init=fp8_model_init)
+submodule(f"{_PYTORCH}.optimizers", FusedAdam, FusedSGD, multi_tensor_applier, multi_tensor_l2norm, multi_tensor_scale)
+submodule(f"{_PYTORCH}.module", GroupedLinear, LayerNormLinear, LayerNormMLP, Linear)
+submodule(f"{_PYTORCH}.module.base", TransformerEngineBaseModule, get_dummy_wgrad=_dummy)
+submodule(f"{_PYTORCH}.distributed", CudaRNGStatesTracker, checkpoint, **_NO_RECOMPUTE)
+submodule(f"{_PYTORCH}.tensor", QuantizedTensor)
+submodule(f"{_PYTORCH}.attention", DotProductAttention, MultiheadAttention, apply_rotary_pos_emb=_rotated)
+submodule(f"{_PYTORCH}.attention.rope", apply_rotary_pos_emb=_rotated)
+submodule(
+    f"{_PYTORCH}.ops",
+    *_absent("AllReduce", "BasicLinear", "Bias", "FusibleOperation", "GEGLU", "GELU", "LayerNorm", "ReGLU", "ReLU"),
+    *_absent("ReduceScatter", "RMSNorm", "Sequential", "SiLU", "SwiGLU"),
+)
+submodule(
+    f"{_PYTORCH}.router",
+    *_absent("fused_compute_score_for_moe_aux_loss", "fused_moe_aux_loss", "fused_topk_with_score_function"),
+)
