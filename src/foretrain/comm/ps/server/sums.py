@@ -73,20 +73,14 @@ class Coverage:
         self._left -= _bytes(complete)
         return complete
 
-    def has(self, worker: int, start: int, end: int) -> list[Range]:
-        """Return the ranges of ``[start, end)`` that ``worker`` has pushed."""
-        return self._pushed_by(1 << worker, start, end)
-
     def complete(self, start: int, end: int) -> list[Range]:
         """Return the ranges of ``[start, end)`` that all have pushed."""
-        return self._pushed_by(self._group, start, end)
-
-    def _pushed_by(self, workers: int, start: int, end: int) -> list[Range]:
         found: list[Range] = []
-        for k, mask in enumerate(self._masks):
-            low, high = max(start, self._edges[k]), min(end, self._edges[k + 1])
-            if low < high and mask & workers == workers:
-                _extend(found, low, high)
+        for k in range(bisect_right(self._edges, start) - 1, len(self._masks)):
+            if self._edges[k] >= end:
+                break
+            if self._masks[k] & self._group == self._group:
+                _extend(found, max(start, self._edges[k]), min(end, self._edges[k + 1]))
         return found
 
     def missing(self) -> dict[int, int]:
@@ -208,9 +202,13 @@ def _within(pushed: Sequence[Pushed], start: int, end: int) -> list[Pushed]:
     """Return the pieces of ``pushed`` in ``[start, end)``, cut to it."""
     found = []
     for each in pushed:
-        low, high = max(start, each.offset), min(end, each.end)
-        if low < high:
-            found.append(Pushed(low, each.data[low - each.offset : high - each.offset]))
+        offset, data = each
+        last = offset + len(data)
+        if start <= offset and last <= end:
+            found.append(each)
+        elif offset < end and start < last:
+            low, high = max(start, offset), min(end, last)
+            found.append(Pushed(low, data[low - offset : high - offset]))
     return found
 
 
