@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 BUILT := $(VENV)/.built
 NATIVE := $(wildcard src/foretrain/live/device/native/*)
 KERNELS := $(wildcard src/foretrain/network/*/*.py src/foretrain/network/*/*/*.py src/foretrain/comm/ps/server/float16.py)
-COLLECTIVES := $(wildcard src/foretrain/comm/bounded/* src/foretrain/comm/collectives/*.cpp src/foretrain/comm/collectives/*.h)
+COLLECTIVES := $(wildcard src/foretrain/comm/bounded/* src/foretrain/comm/*/*.cpp src/foretrain/comm/*/*.h)
 # One more than cores of a small machine: many tests wait for processes of their own.
 WORKERS ?= 3
 SECONDS ?= 300

@@ -40,7 +40,7 @@ import kept  # noqa: E402, its folder is no package
 from factors import fit  # noqa: E402
 from page import write  # noqa: E402
 from row_outcome import Outcome, outcome  # noqa: E402
-from rows import DATA, Row, read  # noqa: E402
+from rows import DATA, Row, contributed, read  # noqa: E402
 from summary import report  # noqa: E402
 
 WITNESSES = 3
@@ -74,11 +74,6 @@ def simulate_all(
                 told = f"{len(found):4d}/{len(rows)} {one.id:24s} {text}"
                 print(f"{told}  [{one.wall:.0f} s; {rest:.0f} min left]", flush=True)
     return sorted(found, key=lambda one: one.id)
-
-
-def cost(row: Row) -> float:
-    """About how long a simulation of ``row`` takes, to sort by."""
-    return row.micro_batches * int(row.given("layers", "32"))
 
 
 def own_options(parser: argparse.ArgumentParser) -> None:
@@ -122,7 +117,7 @@ def simulated(arguments: argparse.Namespace, rows: Sequence[Row]) -> tuple[dict[
         wanted = [row for row in rows if row.id not in found or not found[row.id].exact]
     else:
         wanted = [row for row in rows if row.id in stored and row.id not in found]
-    wanted = [] if arguments.quick else sorted(wanted, key=cost)
+    wanted = [] if arguments.quick else sorted(wanted, key=lambda row: (row.effort, row.id))
     found |= {one.id: one for one in simulate_all(wanted, arguments.workers, seconds, keep)}
     return found, [row.id for row in rows if row.id in stored and row.id not in found]
 
@@ -130,7 +125,7 @@ def simulated(arguments: argparse.Namespace, rows: Sequence[Row]) -> tuple[dict[
 def main() -> None:
     """Simulates, prints, and writes JSON if asked."""
     arguments = options(__doc__, own_options)
-    rows, left = read(arguments.data)
+    rows, left = ([*published, *ours] for published, ours in zip(read(arguments.data), contributed(), strict=True))
     known = {row.id: row for row in rows}
     if arguments.fit:
         fit(known, {row.id for row in rows if not arguments.family or row.family in arguments.family})

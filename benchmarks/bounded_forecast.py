@@ -294,9 +294,10 @@ def _simulated(transport: AllReduce | BoundedLoss, loss: float, rate: float) -> 
     """Return the settings with which the packet simulation carries what ``transport`` sends.
 
     Each operation is a connection of its own in the simulation. It begins with the window that one that lasts has on
-    average: of TCP 1.22/√loss packets (Mathis et al., 1997), and a full queue without losses. A loss at an operation's
-    end, of which the next one's packets tell, is noticed after the time of a full window. Packets keep their order, so
-    that the first behind a lost one tells of it, as Linux's RACK has it.
+    average: of TCP 1.22/√loss packets (Mathis et al., 1997), and a full queue without losses; of ours what fills the
+    path until packets are marked, at most what a new one begins with, since all operations to a peer share one window.
+    A loss at an operation's end, of which the next one's packets tell, is noticed after the time of a full window.
+    Packets keep their order, so that the first behind a lost one tells of it, as Linux's RACK has it.
     """
     if isinstance(transport, AllReduce):
         window = _FULL if not loss else max(2, min(_FULL, round(1.22 / loss**0.5)))
@@ -312,7 +313,10 @@ def _simulated(transport: AllReduce | BoundedLoss, loss: float, rate: float) -> 
         )
     payload = min(8192, _MTU - HEADER - 28) // 16 * 16
     signal = HEADER + 28 + 14
-    return replace(SETTINGS, payload=payload, header=signal, reply=signal, prompt=True)
+    packet = payload + signal
+    until_marked = _HELD * rate / SECOND + 2 * packet
+    window = min(SETTINGS.first_window, max(2, round(until_marked / packet)))
+    return replace(SETTINGS, payload=payload, header=signal, reply=signal, prompt=True, first_window=window)
 
 
 def _link_to(topology: Topology, node: int) -> int:

@@ -3,7 +3,7 @@
 Hosts are network namespaces of this machine, workers, servers and bytes are real, computation is paced. Every schedule
 is compared with fifo, the servers without a scheduler, in interleaved rounds. Needs root.
 
---quick: ResNet-50 with a tenth of its bytes over one server, its links' use at 1 Gb/s.
+--quick: the CPU of a message, ResNet-50 with a tenth of its bytes over one server, its links' use at 1 Gb/s.
 --full: also a step of the links' rate; three models, three ratios of communication to computation and three set-ups,
 about 80 minutes; --json is written anew after every cell, so that nothing measured is lost.
 """
@@ -12,7 +12,11 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
+import socket
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,6 +38,9 @@ from foretrain.lab import Lab
 from foretrain.lab.compare import conduct, experiment, on, plan_of
 from foretrain.lab.messages import LabPlan, LabProgress
 from foretrain.lab.result import CaseResult, LabResult
+from foretrain.lab.servers import PIDS
+from foretrain.launch.child_processes import ServerProcess, end_servers, server_command
+from foretrain.launch.command import SECRET, SERVERS
 from foretrain.network.switch_cluster import MESSAGE
 from foretrain.units import SECOND, parse_rate
 
@@ -50,6 +57,8 @@ BYTES = 30e6
 """Of a model's gradients, about: all take fewer than they have, so that three workers fill 1 Gb/s for 0.7 s a step."""
 FAST, SLOW = "1Gbps", "500Mbps"
 """The step of bandwidth: there and back."""
+CHUNK, GRADIENTS = 64 << 10, 25 << 20
+"""Bytes of a message whose cost is measured, and of the gradients that each worker sends in such."""
 JUST = 5
 """Iterations after a step that are also judged by themselves."""
 MOVED = 1.25
@@ -102,6 +111,7 @@ class Found:
         pushes: by rate, of one server's link or of this machine without shaping.
         sums: by type, how fast a server adds.
         steps: by schedule, iterations over links whose rate changes.
+        messages: CPU seconds of a small message.
         failures: what could not be measured.
     """
 
@@ -109,6 +119,7 @@ class Found:
     pushes: dict[str, dict[str, Any]] = field(default_factory=dict)
     sums: dict[str, Any] = field(default_factory=dict)
     steps: dict[str, Any] = field(default_factory=dict)
+    messages: dict[str, float] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
 
@@ -185,6 +196,79 @@ def show_pushes(pushes: dict[str, dict[str, Any]]) -> None:
         print(
             f"{rate}: {one['carried'] * 8e-9:.3g} Gb/s of payload each way{share}; "
             f"of {os.cpu_count()} cores the server took {one['server_cores']:.2f}, a worker {one['worker_cores']:.2f}"
+        )
+
+
+# What a message costs.
+
+
+def messaged(steps: int) -> dict[str, float]:
+    """CPU seconds of a message of 64 KiB on loopback: of `WORKERS` workers, of a server, and of the kernel's TCP alone.
+
+    A push is one message, and the sum that answers it another.
+    """
+    secret = secrets.token_hex(32)
+    environment = os.environ | {SECRET: secret, "OMP_NUM_THREADS": "1"}
+    server = ServerProcess(server_command("127.0.0.1:0", WORKERS, 0, 1, 60), env=environment)
+    workers: list[subprocess.Popen[str]] = []
+    try:
+        environment |= {SERVERS: server.address() or "", PIDS: str(server.pid), "WORLD_SIZE": str(WORKERS)}
+        command = [sys.executable, str(SCRIPTS / "messages.py"), str(CHUNK), str(steps)]
+        workers = [
+            subprocess.Popen(command, env=environment | {"RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
+            for rank in range(WORKERS)
+        ]
+        told = [[json.loads(line) for line in worker.communicate(timeout=300)[0].splitlines()] for worker in workers]
+    except subprocess.TimeoutExpired as error:
+        raise ForetrainError("a worker has not ended within 300 s") from error
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+        end_servers([server])
+    if any(len(lines) < steps for lines in told):
+        raise ForetrainError("a worker has ended before it was through; what it wrote says why")
+    count = 2 * WORKERS * GRADIENTS // CHUNK
+    own = sum(median(line["worker"] for line in lines) for lines in told) / count
+    servers = median(line["servers"] for line in told[0]) / count
+    return {
+        "worker": own,
+        "server": servers,
+        "both": own + servers,
+        "kernel": median(_moved(CHUNK, 1000) for _ in range(5)),
+        "step": median(line["seconds"] for line in told[0]),
+    }
+
+
+def _moved(size: int, count: int) -> float:
+    """CPU seconds for a message of plain bytes from one socket to another, both in this process."""
+    data, place = bytes(size), memoryview(bytearray(size))
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as one,
+        listener.accept()[0] as other,
+    ):
+
+        def receive() -> None:
+            left = size * count
+            while left:
+                left -= other.recv_into(place, min(size, left))
+
+        thread, began = threading.Thread(target=receive), time.process_time()
+        thread.start()
+        for _ in range(count):
+            one.sendall(data)
+        thread.join()
+        return (time.process_time() - began) / count
+
+
+def show_messages(one: dict[str, float]) -> None:
+    """A line."""
+    if one:
+        print(
+            f"a message of {CHUNK >> 10} KiB on loopback: {1e6 * one['both']:.0f} µs of CPU, {1e6 * one['worker']:.0f} "
+            f"in the worker and {1e6 * one['server']:.0f} in the server; TCP alone {1e6 * one['kernel']:.0f} µs; "
+            f"{1e3 * one['step']:.0f} ms for {GRADIENTS >> 20} MiB of {WORKERS} workers"
         )
 
 
@@ -332,6 +416,8 @@ def values(found: Found) -> dict[str, float]:
     numbers = {name: min(each) for name, each in worst.items() if each}
     gaps = [one.gap for _, result in found.results if (one := result.find("prophet"))]
     errors = [abs(one.error) for _, result in found.results for one in result.measured if one.error is not None]
+    if found.messages:
+        numbers["message_us"] = 1e6 * found.messages["both"]
     return numbers | ({"gap_to_optimum": max(gaps), "forecast_error_median": median(errors)} if gaps else {})
 
 
@@ -352,6 +438,7 @@ def targets(found: Found) -> Iterator[tuple[str, float | None, str, Callable[[fl
         "≥ 0.9",
         lambda x: x >= 0.9,
     )
+    yield "CPU of a message of 64 KiB, µs", numbers.get("message_us"), "≤ 40", lambda x: x <= 40
     yield "bytescheduler and prophet over fifo at R = 1", min(both, default=None), "≥ 1.3", lambda x: x >= 1.3
     yield "prophet over bytescheduler", numbers.get("prophet_vs_bytescheduler"), "≥ 1", lambda x: x >= 1
     yield "prophet over p3 at 1 Gb/s", numbers.get("prophet_vs_p3"), "≥ 1.1", lambda x: x >= 1.1
@@ -372,6 +459,7 @@ def details(found: Found) -> dict[str, Any]:
         "cells": cells,
         "pushes": found.pushes,
         "sums": found.sums,
+        "messages": found.messages,
         "steps": found.steps,
         "failures": found.failures,
     }
@@ -392,6 +480,8 @@ def main() -> None:
             text = json.dumps({"partial": values(found), "details": details(found)}, indent=2)
             arguments.json.write_text(text + "\n")
 
+    keep("messages", lambda: found.messages.update(messaged(15 if brief else 40)))
+    show_messages(found.messages)
     for rate in ("1Gbps",) if brief else RATES:
         keep(rate, lambda rate=rate: found.pushes.update({rate: pushed(rate, WORKERS, 1 if brief else 5)}))
     if not brief:

@@ -6,7 +6,7 @@ folder that it imports, and the sources and data of `PACKAGES`. Python counts as
 comments and layout do not.
 
 A row whose `command` differs is stale. Where only `code` differs, its group (family and GPU) has a *witness*, the row
-that is simulated fastest: it is simulated again, and if it comes out as before to the picosecond and the byte, the
+with least to simulate: it is simulated again, and if it comes out as before to the picosecond and the byte, the
 group is what it was; otherwise the group is stale.
 """
 
@@ -21,7 +21,7 @@ from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 
-from row_outcome import DEVICES, STACKS, STEPS, Outcome
+from row_outcome import STEPS, Outcome, device_of, stack_of
 from rows import Row
 
 HERE = Path(__file__).parent
@@ -87,8 +87,9 @@ def command_digest(row: Row) -> str:
     from foretrain.device import preset
     from foretrain.device.gpu import host_launch, stack_factor
 
-    device, stack = preset(DEVICES[row.gpu]), STACKS[row.family]
+    device, stack = preset(device_of(row)), stack_of(row)
     factors = stack_factor(device, stack), host_launch(device, stack)
+    factors = (*factors, Path(row.calibration).read_bytes()) if row.calibration else factors
     own = (row.script, row.argv, row.cluster, row.gpu, row.ranks, STEPS, factors)
     return _digest((repr(own).encode(),))
 
@@ -142,8 +143,10 @@ def check(
     for one in found.values():
         if one.code != code_digest(known[one.id].script):
             groups.setdefault(f"{one.family}, {one.device}", []).append(one)
-    witnesses = {group: min(ones, key=lambda one: (not one.exact, one.wall, one.id)) for group, ones in groups.items()}
-    checked = sorted(groups, key=lambda group: witnesses[group].wall)[:most]
+    witnesses = {
+        group: min(ones, key=lambda one: (known[one.id].effort, one.wall, one.id)) for group, ones in groups.items()
+    }
+    checked = sorted(groups, key=lambda group: known[witnesses[group].id].effort)[:most]
     again = {one.id: one for one in simulate([known[witnesses[group].id] for group in checked])}
     changed, unchecked = [], [group for group in groups if group not in checked]
     for group in checked:

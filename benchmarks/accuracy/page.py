@@ -12,7 +12,7 @@ from factors import ANCHORS, HOST_ANCHORS
 from measure import machine
 from row_outcome import ROOM, Outcome
 from rows import DATA, Row, read
-from summary import FITTED, HEAD, families, is_fsdp, mean_absolute, rankings
+from summary import CONTRIBUTORS_HEAD, FITTED, HEAD, contributors, families, is_fsdp, mean_absolute, rankings
 from trust import FOLDS_HEAD, PROVENANCE_HEAD, by_provenance, folds, held, miss, width
 
 from foretrain.report.document import FONT, GREY, INK, LINE
@@ -71,6 +71,12 @@ under load, with the clocks that the power limit leaves, are from the operators'
 what a launch costs the host instead. It is fitted on one or two runs, and 1 for what the table does not name:
 
 {factors}
+
+## Measurements by contributor
+
+`foretrain accuracy add` adds runs that you measured (see {{doc}}`../reference/cli`).
+
+{contributors}
 
 ## Runs of torchtitan and fms-fsdp
 
@@ -220,6 +226,7 @@ def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, flo
         rankings=f"{RANKINGS}\n\n{table(('model, GPUs', 'Spearman'), ranked)}\n" if ranked else "",
         factors=table(("framework, GPU", "factor", "fitted on"), factors),
         rows=_table(shown, rows),
+        contributors=table(CONTRIBUTORS_HEAD, contributors(good, rows)),
         roomy=_roomy(good),
         furthest=_table([one for one in good if abs(one.error) > 0.15], rows),
         machine="{date}, {cores} cores of {cpu}".format(**machine()),

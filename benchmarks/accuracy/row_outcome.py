@@ -107,13 +107,23 @@ def outcome(row: Row, factor: float | None = None, host: float | None = None) ->
     return found if again.failure else replace(again, roomy=True)
 
 
+def device_of(row: Row) -> str:
+    """The preset of ``row``'s GPU."""
+    return row.device or DEVICES[row.gpu]
+
+
+def stack_of(row: Row) -> str:
+    """The stack of ``row``'s family, or that of the run itself; a stack never seen is eager PyTorch's."""
+    return STACKS.get(row.family, row.factor or "eager")
+
+
 def _outcome(row: Row, factor: float | None, host: float | None, memory: int | None = None) -> Outcome:
     from foretrain.device import HOST_LAUNCH
     from foretrain.errors import ForetrainError
     from foretrain.live.simulate import simulate
     from foretrain.network.deployment_notation import deployment
 
-    device, stack = DEVICES[row.gpu], STACKS[row.family]
+    device, stack = device_of(row), stack_of(row)
     known = Outcome(row.id, row.family, row.model, device, stack, row.ranks, row.seconds, memory_measured=row.memory)
     launch = None if host is None else round(HOST_LAUNCH * host)
     chosen = ",ranks=0-" + str(row.ranks - 1)
@@ -123,8 +133,15 @@ def _outcome(row: Row, factor: float | None, host: float | None, memory: int | N
         kept = _redirected(said.fileno())
         try:
             script = [str(HERE / row.script), *row.argv]
+            measured = Path(row.calibration) if row.calibration else None
             found = simulate(
-                script, where, steps=STEPS, factor=stack if factor is None else factor, host=launch, memory=memory
+                script,
+                where,
+                steps=STEPS,
+                factor=stack if factor is None else factor,
+                host=launch,
+                memory=memory,
+                calibration=measured,
             ).forecast
         except ForetrainError as error:
             said.seek(0)

@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from foretrain.cli.accuracy import load_runs
+from foretrain.network.deployment_notation import deployment
+from foretrain.units import SECOND, parse_size, parse_time
+
 HERE = Path(__file__).parent
 DATA = HERE / "groundtruth-train.csv"
+CONTRIBUTED = HERE.parent / "data/contributed.toml"
 Record = Mapping[str, str]
 
 
@@ -34,6 +41,8 @@ class Row:
         seconds: of a step, as measured.
         memory: peak of a GPU in bytes, as measured; None where it is not published.
         stack: what was measured: framework, and its version where published.
+        device, factor, calibration, contributor: of a contributed run: its GPU's preset, the name of its stack, a file
+            of ``foretrain calibrate``, and who measured.
         departures: in what the run differs from what was measured, or assumes what was not published.
     """
 
@@ -52,6 +61,10 @@ class Row:
     memory: int | None
     stack: str
     departures: tuple[str, ...]
+    device: str = ""
+    factor: str = ""
+    calibration: str = ""
+    contributor: str = "published"
 
     @property
     def rate(self) -> float:
@@ -61,12 +74,19 @@ class Row:
     @property
     def micro_batches(self) -> int:
         """That a simulation executes in a step over all its live ranks: those of a pipeline, and of a ring."""
+        if self.script == "mpt.py":
+            return int(self.given("global-batch", "1")) // (self.ranks * int(self.given("micro-batch", "1"))) or 1
         if self.script != "megatron.py":
             return 1
         given = {name: int(self.given(name, "1")) for name in ("pp", "cp", "tp", "micro-batch", "global-batch")}
         live = given["pp"] * given["cp"]
         replicas = self.ranks // (live * given["tp"])
         return live * (given["global-batch"] // (replicas * given["micro-batch"]))
+
+    @property
+    def effort(self) -> int:
+        """About in proportion to how long a simulation takes."""
+        return self.micro_batches * int(self.given("layers", "32"))
 
     def given(self, option: str, default: str) -> str:
         """The value of ``--option`` among the arguments."""
@@ -360,6 +380,30 @@ def read(path: Path = DATA) -> tuple[list[Row], list[Left]]:
                 rows.append(_row(record))
             except _Cannot as reason:
                 left.append(Left(record["id"], record["family"], str(reason)))
+    return rows, left
+
+
+def contributed(path: Path = CONTRIBUTED) -> tuple[list[Row], list[Left]]:
+    """The runs of a table that ``foretrain accuracy add`` wrote, if their scripts are in this checkout, and others."""
+    rows: list[Row] = []
+    left: list[Left] = []
+    for number, run in enumerate(load_runs(path), 1):
+        name = f"contributed-{number:04d}"
+        script, *argv = shlex.split(run.command)
+        if not (HERE.parents[1] / script).is_file():
+            left.append(Left(name, "contributed", f"{script} is not in this checkout"))
+            continue
+        where = deployment(run.cluster)
+        seconds = parse_time(run.step_time) / SECOND
+        beside = os.path.relpath(HERE.parents[1] / script, HERE)
+        cluster = re.sub(r",device=[^,]*", "", run.cluster)
+        rows.append(Row(
+            id=name, family="contributed", tier="A", model=Path(script).name, precision="", cluster=cluster, gpu="",
+            ranks=len(where.members), script=beside, argv=tuple(argv), tokens=0,
+            seconds=seconds, memory=parse_size(run.memory) if run.memory else None, stack=run.software,
+            departures=(), device=str(where.device), factor=run.stack, calibration=run.calibration,
+            contributor=run.contributor,
+        ))  # fmt: skip
     return rows, left
 
 

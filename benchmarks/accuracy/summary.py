@@ -73,6 +73,20 @@ def families(found: Sequence[Outcome]) -> list[list[str]]:
 HEAD = ("family, GPU", "rows", "held", "mean", "median", "largest", "memory, mean", "largest")
 
 
+CONTRIBUTORS_HEAD = ("measured by", "runs", "mean", "largest")
+
+
+def contributors(found: Sequence[Outcome], rows: dict[str, Row]) -> list[list[str]]:
+    """Of each contributor: runs, errors' mean and largest."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for one in found:
+        groups[rows[one.id].contributor].append(one.error)
+    return [
+        [name, str(len(errors)), f"{mean_absolute(errors):.1%}", f"{max(errors, key=abs):+.1%}"]
+        for name, errors in sorted(groups.items())
+    ]
+
+
 def report(found: Sequence[Outcome], rows: dict[str, Row]) -> dict[str, float]:
     """Prints the table of families; returns the keys of the last line."""
     from trust import FEW, FOLDS_HEAD, PROVENANCE_HEAD, by_provenance, coverage, folds, notation

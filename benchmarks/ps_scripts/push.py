@@ -42,7 +42,7 @@ def main() -> None:
     secret = bytes.fromhex(os.environ[SECRET])
     links = Links([(host, int(port)) for host, _, port in places], secret, JOB, rank)
     links.establish(30)
-    probe = PushProbe(links, workers, JOB, 0, patience=60)
+    probe = PushProbe(links, workers, JOB, 0, stall_timeout=60)
     probe.series(SIZE, 4 * DEPTH, DEPTH)
     count = max(LEAST, round(SECONDS * rate / (workers * SIZE)))
     servers = [int(pid) for pid in os.environ[PIDS].split(",")] if not rank else []

@@ -48,6 +48,13 @@ def test_sums_that_are_hidden_cost_nothing_but_the_computation(bounded, transpor
     assert found == pytest.approx(0.3 + 24 * 1e-3 + 12 * 1e-4 + 12 * 8 * 3e-9, rel=0.005)
 
 
+@pytest.mark.parametrize("rate", [0.1 * RATE, 0.3 * RATE, 10 * RATE])
+def test_an_operation_begins_with_what_is_under_way_until_packets_are_marked(bounded, rate):
+    carried = bounded[1]._simulated(BoundedLoss(0.01), 0.02, rate)
+    packet = carried.payload + carried.header
+    assert carried.first_window * packet == pytest.approx(min(1e-3 * rate + 2 * packet, 16 * packet), abs=packet)
+
+
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_losses_take_time_and_are_the_same_every_time(bounded, transport):
     (place_of, bench), (how, _) = bounded, TRANSPORTS[transport]

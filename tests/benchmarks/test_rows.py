@@ -129,3 +129,21 @@ def test_megatron_models_have_as_many_parameters_as_published(accuracy, name, pa
     words = shape.words * shape.hidden * (1 if shape.tied else 2)
 
     assert shape.layers * layer + words == pytest.approx(parameters, rel=0.02)
+
+
+def test_contributed_runs_are_rows(accuracy, tmp_path):
+    from rows import contributed
+
+    table, common = (
+        tmp_path / "table.toml",
+        'step_time = "2 s"\nsource = "log"\nsoftware = "torch"\ndate = 2025-11-25\n',
+    )
+    ours = 'command = "benchmarks/accuracy/llama.py --batch 2"\ncluster = "dgx-h100:2,device=H100"\nmemory = "70 GiB"\n'
+    theirs = 'command = "train.py"\ncluster = "dgx-h100:1,device=H100"\n'
+    table.write_text("".join(f'[[run]]\ncontributor = "Ada"\n{common}{one}' for one in (ours, theirs)))
+    (row,), (left,) = contributed(table)
+
+    assert (row.cluster, row.device, row.ranks, row.seconds) == ("dgx-h100:2", "H100", 16, 2)
+    assert (ACCURACY / row.script).resolve() == ACCURACY / "llama.py"
+    assert (row.argv, row.memory, row.contributor) == (("--batch", "2"), 70 << 30, "Ada")
+    assert left.reason == "train.py is not in this checkout"

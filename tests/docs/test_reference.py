@@ -28,6 +28,7 @@ COMMANDS = [
 COMMANDS += ["simulate", "search", "calibrate", "tolerance", "server", "sweep", "doctor", "explore", "completion"]
 LAB = [f"lab {name}" for name in ("up", "rate", "exec", "status", "down", "compare")]
 TOPOLOGY = ["topology show", "topology list"]
+ACCURACY = ["accuracy add"]
 
 
 def help_of(command, capsys):
@@ -36,7 +37,7 @@ def help_of(command, capsys):
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", COMMANDS + LAB + TOPOLOGY)
+@pytest.mark.parametrize("command", COMMANDS + LAB + TOPOLOGY + ACCURACY)
 def test_every_option_of_every_command_is_described(command, capsys):
     options = set(re.findall(r"--[a-z][a-z-]*", help_of(command, capsys))) - {"--help"}
     page = (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
@@ -48,10 +49,10 @@ def test_every_option_of_every_command_is_described(command, capsys):
 def test_the_overview_leaves_no_command_out(capsys):
     main([])
     listed = re.findall(r"^  (\S+) ", capsys.readouterr().out, re.MULTILINE)
-    assert sorted(listed) == sorted([*COMMANDS, "lab", "topology"])
+    assert sorted(listed) == sorted([*COMMANDS, "lab", "topology", "accuracy"])
 
 
-@pytest.mark.parametrize(("group", "known"), [("lab", LAB), ("topology", TOPOLOGY)])
+@pytest.mark.parametrize(("group", "known"), [("lab", LAB), ("topology", TOPOLOGY), ("accuracy", ACCURACY)])
 def test_no_command_of_a_group_is_left_out(group, known, capsys):
     listed = re.findall(r"• (\w+)", help_of(group, capsys))
     assert sorted(listed) == sorted(name.split()[-1] for name in known)

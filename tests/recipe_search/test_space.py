@@ -13,6 +13,7 @@ SPACE = {
     "require": ["tp * pp <= world"],
     "flags": {"batch": "--batch"},
     "tokens": "batch * 10",
+    "short_from": 0,
     "short": {"batch": "dp * pp"},
 }
 SCRIPT = ("train.py", "--batch", "64", "--tp={tp}", "--pp", "{pp}", "{recompute}")
@@ -111,7 +112,7 @@ def test_expressions_know_arithmetic_and_conditions():
 def test_presets_expand(name: str):
     file = declared(name)
     given = {"megatron": ["--global-batch-size", "256", "--seq-length", "4096", "--num-layers", "32"],
-             "torchtitan": ["--training.global_batch_size=256", "--training.seq_len=8192"]}[name]  # fmt: skip
+             "torchtitan": ["--training.global_batch_size=2048", "--training.seq_len=8192"]}[name]  # fmt: skip
     space = expand(file, ("train.py", *given), world=64, gpus=8)
     assert len(space.recipes) > 30
     assert all(recipe.tokens for recipe in space.recipes)

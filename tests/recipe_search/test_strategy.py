@@ -24,6 +24,7 @@ SPACE = {
     "require": ["tp * pp <= world", "batch % (dp * mbs) == 0", "batch // (dp * mbs) >= pp"],
     "flags": {"batch": "--batch"},
     "tokens": "batch",
+    "short_from": 0,
     "batch": "batch",
     "memory": {"grows": ["mbs"]},
     "short": {"batch": "dp * mbs * pp"},

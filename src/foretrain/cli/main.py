@@ -19,7 +19,7 @@ import tyro
 from tyro.extras import SubcommandApp
 
 from foretrain import __version__
-from foretrain.cli import lab, topology
+from foretrain.cli import accuracy, lab, topology
 from foretrain.cli.calibrate import calibrate
 from foretrain.cli.compare import bound, catalog, compare, schedule
 from foretrain.cli.completion import completion
@@ -41,7 +41,7 @@ from foretrain.files import json_alone_on_stdout
 
 _GROUPS: Mapping[str, tuple[Callable[..., None] | tuple[str, ModuleType], ...]] = {
     "Forecast": (compare, plan, what_if, grid, sweep, schedule, bound),
-    "Simulate": (simulate, search, calibrate),
+    "Simulate": (simulate, search, calibrate, ("accuracy", accuracy)),
     "Train": (record, run, server, doctor),
     "Network": (("topology", topology), collective, share, tolerance),
     "More": (explore, ("lab", lab), catalog, completion),

@@ -26,7 +26,7 @@ from foretrain.comm.options import (
     UpdateLocation,
 )
 from foretrain.comm.ps import EVERY
-from foretrain.errors import ConfigError, MissingExtra
+from foretrain.errors import ConfigError
 from foretrain.launch import LaunchSettings
 from foretrain.launch.child_processes import check_every
 from foretrain.launch.command import check_secret, read_secret
@@ -230,12 +230,10 @@ def server(
     peer_timeout = parse_time(timeout, "timeout") / SECOND
     if peer_timeout <= 0:
         raise ConfigError("timeout", timeout, "is no time to wait", "write e.g. 60s")
-    try:
-        from foretrain.comm.ps.server.job import ServerConfig
-        from foretrain.comm.ps.server.service import Service
-        from foretrain.plugins.torch.ps.server import make_optimizer_shard, prepare
-    except ImportError as error:
-        raise MissingExtra(error.name or "pyzmq", "ps", "foretrain server") from error
+    from foretrain.comm.ps.server.job import ServerConfig
+    from foretrain.comm.ps.server.service import Service
+    from foretrain.plugins.torch.ps.server import make_optimizer_shard, prepare
+
     logging.basicConfig(stream=sys.stderr, format="foretrain server: %(message)s", level=logging.INFO)
     if with_parent:
         end_with_parent()

@@ -123,7 +123,6 @@ def numbers(found: Diagnosis, findings: list[str]) -> dict[str, object]:
 
 EXTRAS = {
     "torch": (("torch",), "record, run, calibrate, simulate: PyTorch"),
-    "ps": (("pyzmq", "cryptography"), "server, run --servers: a parameter server"),
     "keras": (("keras",), "ft.keras: Keras on TensorFlow"),
     "jax": (("jax", "optax"), "ft.jax: JAX with optax"),
     "mxnet": (("mxnet",), "ft.mxnet: MXNet, in an environment of its own"),

@@ -87,6 +87,8 @@ class SpaceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         flags: names whose values are read from the command line, with their flags.
         memory: what needs more memory.
         short: expressions of values of a smaller run.
+        short_from: how many times as large as its smallest run a whole must be, for each of its smaller runs; below
+            that, starting them costs more than they save.
         batch: the name, of those in ``short``, that the number of micro-batches is proportional to.
         tokens: expression of the tokens of a step.
         arguments: appended to a command line that names no value.
@@ -99,6 +101,7 @@ class SpaceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     flags: dict[str, str | list[str]] = {}
     memory: MemoryRule = MemoryRule()
     short: dict[str, str] = {}
+    short_from: float = 64.0
     batch: str | None = None
     tokens: str | None = None
     arguments: list[str] = []
@@ -166,7 +169,8 @@ class RecipeSpace:
             low, full = self.short_size(recipe, name), _whole(name, _of(recipe, name))
             if _is_shortened(low, full):
                 sizes.append((name, low, 2 * low, full))
-        if not sizes:
+        size = math.prod(full / low for _, low, _, full in sizes)
+        if not sizes or size < self.file.short_from * 2 ** len(sizes):
             return ()
         runs = []
         for corner in product((0, 1), repeat=len(sizes)):

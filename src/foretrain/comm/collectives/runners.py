@@ -1,8 +1,8 @@
 """Run plans: ring.cpp, or the same loop in NumPy; and the compiled library of all collectives.
 
-The library has the bounded transport's engine, too. A wheel carries it. Elsewhere it is compiled on first use and kept
-in the user's cache, named after the sources, the compiler and its options, so that another of these compiles anew.
-Without a compiler NumPy gives the same bits as ring.cpp, slower.
+The library has the bounded transport's engine and the parameter server's wire, too. A wheel carries it. Elsewhere it is
+compiled on first use and kept in the user's cache, named after the sources, the compiler and its options, so that
+another of these compiles anew. Without a compiler NumPy gives the same bits as ring.cpp, slower.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _log = logging.getLogger(__name__)
 SEGMENT = 128 << 10
 """Bytes that are received before they are added, and sent at once: together they stay in a core's cache."""
 _PACKAGE = Path(__file__).parent
-_SOURCES = _PACKAGE / "ring.cpp", _PACKAGE.parent / "bounded" / "engine.cpp"
-_HEADERS = _PACKAGE / "sums.h", _PACKAGE.parent / "bounded" / "wire.h"
+_SOURCES = _PACKAGE / "ring.cpp", _PACKAGE.parent / "bounded" / "engine.cpp", _PACKAGE.parent / "ps" / "wire.cpp"
+_HEADERS = _PACKAGE / "sums.h", _PACKAGE.parent / "bounded" / "wire.h", _PACKAGE.parent / "ps" / "gmac.h"
 _PREBUILT = _PACKAGE / "libring.so"
 # Not -march=native: a home may be shared by machines. Wide instructions are chosen when it runs. No contraction, or the
 # compiler's choice of a fused multiplication would show in the bits.

@@ -1,7 +1,7 @@
 """Messages between workers and servers: a header of fixed layout, its tag, and raw bytes of one range or several.
 
-A message is one or two frames of ZeroMQ: header and tag, then the payload, if there is one, so that neither end copies
-it. Nothing is pickled. `foretrain.comm.ps.session` authenticates messages.
+A message is a prefix of 64 bytes, its payload's length, header and tag, and the payload, which neither end copies.
+Nothing is pickled. `foretrain.comm.ps.wire` carries messages, and makes and checks their tags.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from foretrain.errors import Disagreement, ForetrainError, PeerLost
 
 HEADER: Final = struct.Struct("<2sBBIQIQQQ")
 """magic, kind, flag, sender, sequence, part, step, offset, size; little-endian, 44 bytes."""
-TAG_SIZE: Final = 16
-"""Bytes of the tag behind the header."""
-_MAGIC: Final = b"fs"
+MAGIC: Final = b"fs"
 
 
 class Malformed(ForetrainError):
@@ -32,15 +30,16 @@ class FrameKind(IntEnum):
     """Kinds of messages. W: worker to server, S: server to worker; the first five and the last carry no tag."""
 
     HELLO = 1
-    """W. Payload: a nonce."""
+    """W. Payload: a nonce; ``flag``: `BESIDE` on a worker's second connection."""
     CHALLENGE = 2
     """S. Payload: a nonce."""
     PROOF = 3
-    """W. Payload: a proof that the worker knows the job's secret, and the job's name."""
+    """W. Payload: a proof that the worker knows the job's secret, and the job's name; on the second connection the
+    nonces of the first."""
     WELCOME = 4
-    """S. Payload: a proof that the server knows it, too; the session begins."""
+    """S. Payload: a proof that the server knows it, too; from here on messages have tags."""
     STRANGER = 5
-    """S. The server has no session with this peer: the connection, or the server, was restarted."""
+    """S. The worker does not know the secret."""
     DECLARE = 6
     """W. Payload: declaration of all later rounds, see `foretrain.comm.ps.placement`; ``step``: number of earlier
     declarations; ``offset``: rounds of this one that the worker has begun."""
@@ -84,7 +83,7 @@ class FrameKind(IntEnum):
     """S. Instead of WELCOME. ``flag``: the kind of error, or `BUSY`; payload: a proof, and the reason as text."""
 
 
-_KINDS: Final = {int(kind): kind for kind in FrameKind}
+KINDS: Final = {int(kind): kind for kind in FrameKind}
 ABSENT: Final = 1
 """Flag of a PUSH: the worker has no gradient there; of a VALUE: no worker has."""
 ACCUMULATES: Final = 2
@@ -97,6 +96,8 @@ SEVERAL: Final = 16
 """Flag of a PUSH or a VALUE: it holds several ranges, see `bundle`."""
 CLOSED: Final = 32
 """Flag of a COMMITTED: a restarted server will not wait for this worker."""
+BESIDE: Final = 1
+"""Flag of a HELLO: the connection is for the messages in `ASIDE`."""
 RETURNS: Final = 128
 """Flag of a worker's BYE: it comes back soon with another declaration."""
 BUSY: Final = 64
@@ -105,10 +106,6 @@ ASIDE: Final = frozenset((FrameKind.RECEIVED, FrameKind.ALIVE, FrameKind.FAIL))
 """Messages that must not wait behind gradients, and have a connection of their own."""
 FAILURES: Final[tuple[type[ForetrainError], ...]] = (PeerLost, Disagreement)
 """Kinds of errors that end a job, by the flag of FAIL."""
-UNTAGGED: Final = frozenset(
-    (FrameKind.HELLO, FrameKind.CHALLENGE, FrameKind.PROOF, FrameKind.WELCOME, FrameKind.STRANGER, FrameKind.REFUSED)
-)
-"""Messages of the handshake, before there is a key."""
 _ANSWERS: Final = {FrameKind.CHALLENGE, FrameKind.WELCOME, FrameKind.REFUSED, FrameKind.STRANGER}
 TO_SERVER: Final = frozenset(FrameKind) - _ANSWERS - {FrameKind.VALUE, FrameKind.STATE}
 """Messages that a worker may send."""
@@ -136,25 +133,12 @@ class Header(NamedTuple):
 
 
 def pack(header: Header) -> bytes:
-    """Return ``header`` as it is sent, without its tag."""
-    return HEADER.pack(_MAGIC, *header)
-
-
-def unpack(frame: bytes) -> tuple[Header, bytes]:
-    """Return header and tag in the first frame of a message; `Malformed` if it cannot be parsed."""
-    if len(frame) != HEADER.size + TAG_SIZE:
-        raise Malformed("length", f"a header of {len(frame)} bytes instead of {HEADER.size + TAG_SIZE}")
-    magic, kind, *rest = HEADER.unpack_from(frame)
-    if magic != _MAGIC:
-        raise Malformed("magic", f"a header that begins with {magic!r}")
-    known = _KINDS.get(kind)
-    if known is None:
-        raise Malformed("kind", f"a message of unknown kind {kind}")
-    return Header(known, *rest), frame[HEADER.size :]
+    """Return ``header`` as it is sent."""
+    return HEADER.pack(MAGIC, *header)
 
 
 SMALL: Final = 64 << 10
-"""Most bytes of a range that shares a message with others: copying them takes less than a message of their own."""
+"""Most bytes of a range that shares a message with others."""
 _ENTRY: Final = struct.Struct("<QQQQ")
 
 
@@ -167,16 +151,16 @@ class Item(NamedTuple):
     data: bytes | memoryview
 
 
-def bundle(header: Header, items: Sequence[Item]) -> tuple[Header, bytes | memoryview]:
-    """Return one message of ``items``, with kind, step and flags of ``header``."""
+def bundle(header: Header, items: Sequence[Item]) -> tuple[Header, tuple[bytes | memoryview, ...]]:
+    """Return one message of ``items``, with kind, step and flags of ``header``, and its payload in pieces."""
     if len(items) == 1:
         (part, offset, size, data) = items[0]
         absent = 0 if len(data) else ABSENT
-        return header._replace(flag=header.flag | absent, part=part, offset=offset, size=size), data
+        return header._replace(flag=header.flag | absent, part=part, offset=offset, size=size), (data,)
     table = b"".join(_ENTRY.pack(part, offset, size, len(data)) for part, offset, size, data in items)
     size = sum(item.size for item in items)
-    payload = b"".join((table, *(item.data for item in items)))
-    return header._replace(flag=header.flag | SEVERAL, part=len(items), size=size), payload
+    pieces = (table, *(item.data for item in items))
+    return header._replace(flag=header.flag | SEVERAL, part=len(items), size=size), pieces
 
 
 def unbundle(header: Header, payload: memoryview) -> list[Item]:

@@ -25,6 +25,7 @@ from foretrain.comm.ps.server import job
 from foretrain.comm.ps.server.job import ServerConfig, ShardJob
 from foretrain.comm.ps.server.peers import AuthenticatedPeer
 from foretrain.comm.ps.server.snapshots import copied
+from foretrain.comm.ps.session import Handshake
 from foretrain.plugins.torch.gradient_buffer import GradientBuffer
 from foretrain.plugins.torch.ps.staging import Staging
 from foretrain.plugins.torch.streams import HostStreams
@@ -55,7 +56,8 @@ class Line:
 
     def send(self, header, payload=b""):
         if self.connected:
-            self.up.append((header, payload, bytes(payload)))
+            payload = payload if isinstance(payload, tuple) else (payload,)
+            self.up.append((header, payload, b"".join(payload)))
         return self.connected
 
     def cut(self):
@@ -66,13 +68,6 @@ class Line:
 
     def mend(self):
         self.connected, self.sessions = True, self.sessions + 1
-
-
-class Plain:
-    """A session without tags."""
-
-    def seal(self, header, payload=b""):
-        return header
 
 
 class Server:
@@ -92,22 +87,23 @@ class Server:
             line.cut()
 
     def admit(self, rank):
-        self.job.admit(AuthenticatedPeer(rank, self.terms.shard, "", b"", b""), bytes([rank]), (Plain(), Plain()))
-        self.job.peers.of_rank(rank).aside = bytes([rank])
+        self.job.admit(AuthenticatedPeer(Handshake(rank, self.terms.shard, bytes(32), bytes(32))), rank)
+        self.job.peers.of_rank(rank).aside = rank
 
     def hear(self, rank):
         header, payload, said = self.lines[rank].up.popleft()
-        assert bytes(payload) == said, "written over while it was in flight"
+        assert b"".join(payload) == said, "written over while it was in flight"
         self.job.take(self.job.peers.of_rank(rank), header, memoryview(said))
         self.job.flush()
         self.job._tell_progress()
 
-    def deliver(self, route, frames):
-        line, (header, payload) = self.lines[route[0]], frames
+    def deliver(self, route, header, payload):
+        line = self.lines[route]
+        payload = payload if isinstance(payload, tuple) else (payload,)
         if line.connected and header.kind is FrameKind.RECEIVED:
             line.aside.append(header)
         elif line.connected:
-            line.down.append((header, bytes(payload)))
+            line.down.append((header, b"".join(payload)))
         return line.connected
 
 

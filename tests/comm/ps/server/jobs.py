@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import zmq
 
-from foretrain.comm.ps.client.connection import Connection
-from foretrain.comm.ps.frames import ABSENT, FrameKind, Header, unbundle
+from foretrain.comm.ps.client.connection import Connection, client_wire
+from foretrain.comm.ps.frames import ABSENT, FrameKind, Header, pack, unbundle
 from foretrain.comm.ps.placement import Declaration, Declared, Placement
 from foretrain.comm.ps.server.job import ServerConfig
 from foretrain.comm.ps.server.service import Service
-from foretrain.comm.ps.session import ZeroCopy, set_password
+from foretrain.comm.ps.wire import Payload
 from foretrain.errors import ForetrainError
 from foretrain.plugins.torch.ps.server import make_optimizer_shard
 
@@ -47,12 +47,21 @@ def serving(workers: int, port: int = 0, *, lives_on: bool = False, **options) -
             thread.join()  # sockets are closed behind this, which a thread that uses them does not survive
 
 
+class Prompt(Connection):
+    """Sends at once, as nobody may poll it for a while."""
+
+    def send(self, header: Header, payload: Payload = b"") -> bool:
+        sent = super().send(header, payload)
+        self._wire.flush()
+        return sent
+
+
 class Worker:
     """Pushes gradients to one service and keeps what comes back."""
 
     def __init__(self, service_address, rank: int, secret: bytes = SECRET, shard: int = 0, job: str = "") -> None:
-        self.context, self.zero_copy, self.rank = zmq.Context(), ZeroCopy(), rank
-        self.connection = Connection(self.context, service_address, secret, job, rank, shard)
+        self.wire, self.rank = client_wire(), rank
+        self.connection = Prompt(self.wire, service_address, secret, job, rank, shard)
         self.heard: list[tuple[Header, bytes]] = []
         self.acknowledges = True
 
@@ -60,11 +69,9 @@ class Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.connection.close()
-        self.context.destroy(linger=0)
-        self.zero_copy.close()
+        self.wire.close()
 
-    def until(self, ready: Callable[[], bool], timeout: float = 60.0) -> None:
+    def until(self, ready: Callable[[], bool], timeout: float = 20.0) -> None:
         """Reads until ``ready``."""
         deadline = time.monotonic() + timeout
         while not ready():
@@ -126,16 +133,25 @@ class Worker:
         return [payload for header, payload in self.heard if header.kind is kind]
 
 
+def message(header: Header, payload: bytes = b"", *, length: int | None = None, tag: bytes = bytes(16)) -> bytes:
+    """A message as it is on the wire."""
+    return struct.pack("<I", len(payload) if length is None else length) + pack(header) + tag + payload
+
+
+def received(raw: socket.socket, size: int) -> bytes:
+    """Exactly ``size`` bytes, fewer where the connection ends before."""
+    found = b""
+    with contextlib.suppress(ConnectionError):
+        while len(found) < size and (more := raw.recv(size - len(found))):
+            found += more
+    return found
+
+
 @contextlib.contextmanager
-def stranger(service: Service) -> Iterator[zmq.Socket[bytes]]:
-    """A socket that knows the word at the gate of ``service``, as whoever has watched the network does."""
-    with zmq.Context() as context, context.socket(zmq.DEALER) as made:
-        set_password(made, SECRET)
-        made.connect("tcp://{}:{}".format(*service.address))
-        try:
-            yield made
-        finally:
-            made.close(linger=0)
+def stranger(service: Service) -> Iterator[socket.socket]:
+    """A connection to ``service`` of somebody who knows nothing."""
+    with socket.create_connection(service.address, timeout=60) as made:
+        yield made
 
 
 class Way:
@@ -145,6 +161,8 @@ class Way:
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = self._listener.getsockname()
+        self.said: list[bytes] = []
+        """What went to the target, by connection."""
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._closed = False
         self._thread = threading.Thread(target=self._accept)
@@ -161,12 +179,15 @@ class Way:
                 return
             far = socket.create_connection(self._target)
             self._pairs.append((near, far))
+            self.said.append(b"")
             for one, other in ((near, far), (far, near)):
-                threading.Thread(target=self._forward, args=(one, other)).start()
+                threading.Thread(target=self._forward, args=(one, other, len(self.said) - 1, one is near)).start()
 
-    def _forward(self, one: socket.socket, other: socket.socket) -> None:
+    def _forward(self, one: socket.socket, other: socket.socket, place: int, away: bool) -> None:
         with contextlib.suppress(OSError):
             while data := one.recv(1 << 16):
+                if away:
+                    self.said[place] += data
                 other.sendall(data)
         for end in (one, other):
             with contextlib.suppress(OSError):

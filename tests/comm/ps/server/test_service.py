@@ -4,24 +4,20 @@ import contextlib
 import os
 import re
 import socket
-import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import numpy as np
 import pytest
-import zmq
 
-from foretrain.comm.coordinator.handshake import nonce
 from foretrain.comm.ps.client.connection import Links
-from foretrain.comm.ps.frames import RETURNS, FrameKind, Header, pack, unpack
+from foretrain.comm.ps.frames import BESIDE, RETURNS, FrameKind, Header
 from foretrain.comm.ps.placement import LIMIT
 from foretrain.comm.ps.server.job import ServerConfig
 from foretrain.comm.ps.server.service import Service
-from foretrain.comm.ps.session import untagged
 from foretrain.errors import ConfigError, Disagreement, PeerLost
-from tests.comm.ps.server.jobs import SECRET, Way, Worker, declaration, serving, stranger
+from tests.comm.ps.server.jobs import SECRET, Way, Worker, declaration, message, received, serving, stranger
 
 
 def gradients(what, seed):
@@ -150,45 +146,66 @@ def test_a_connection_that_breaks_loses_nothing(which):
         assert service.failure is None
 
 
-def test_a_stranger_cannot_be_the_second_connection_of_a_worker():
+def hello(other, rank=0, flag=0):
+    """Begin a handshake; return the server's nonce."""
+    other.sendall(message(Header(FrameKind.HELLO, flag, rank), bytes(32)))
+    return received(other, 64 + 32)[64:]
+
+
+@pytest.mark.parametrize("knows", ["nonces", "nothing"])
+def test_a_stranger_cannot_be_the_second_connection_of_a_worker(knows):
     what = declaration(1000, workers=1)
     with serving(1) as service, job(service, 1, what) as (worker,):
         exchange([worker], what, 0)
+        first = worker.connection._first.nonces if knows == "nonces" else bytes(64)
         with stranger(service) as other:
-            other.send(pack(Header(FrameKind.RECEIVED, sender=0, size=1 << 40)) + bytes(16))
-            worker.until(lambda: service.rejected.total() == 1)
+            hello(other, flag=BESIDE)
+            other.sendall(message(Header(FrameKind.PROOF), bytes(32) + first))
+            assert received(other, 1 << 20)[4 + 2] == FrameKind.STRANGER
         exchange([worker], what, 1)
-        assert service.rejected == {"tag": 1}
+        assert service.rejected == {"secret": 1}
 
 
-def test_peers_without_the_password_are_rejected_before_their_messages_are_read():
+def test_what_is_watched_on_the_wire_lets_nobody_in():
+    what = declaration(1000, workers=1)
+    with serving(1) as service, contextlib.closing(Way(service.address)) as way, Worker(way.address, 0) as worker:
+        worker.join(what)
+        exchange([worker], what, 0)
+        seen = [said for said in way.said if said]
+        for said in seen:
+            with stranger(service) as other:
+                other.sendall(said)
+                assert received(other, 64 + 32)[4 + 2] == FrameKind.CHALLENGE
+                answer = received(other, 1 << 20)
+                assert not answer or answer[4 + 2] == FrameKind.STRANGER
+        worker.until(lambda: service.rejected.total() == len(seen))
+        exchange([worker], what, 1)
+        assert service.rejected == {"secret": len(seen)}
+
+
+def test_a_worker_with_another_secret_is_refused():
     what = declaration(1000, workers=1)
     with serving(1) as service, Worker(service.address, 0, os.urandom(32)) as other:
         with pytest.raises(PeerLost, match=r"server 0 at 127.0.0.1:\d+ has another secret"):
             other.until(lambda: other.connection.established)
-        with job(service, 1, what) as workers, zmq.Context() as context:
-            workers[0].until(lambda: service.rejected["gate"] > 0)
-            before = service.rejected["gate"]
-            with context.socket(zmq.DEALER) as nobody:
-                nobody.connect("tcp://{}:{}".format(*service.address))
-                with contextlib.suppress(zmq.Again):  # it may be rejected already
-                    for _ in range(100):
-                        nobody.send(bytes(1 << 20), zmq.SNDMORE | zmq.NOBLOCK)
-                workers[0].until(lambda: service.rejected["gate"] > before)
-                nobody.close(linger=0)
+        with job(service, 1, what) as workers:
             exchange(workers, what, 0)
-        assert [*service.rejected] == ["gate"]
-
-
-def test_the_password_alone_proves_nothing():
-    with serving(1) as service, stranger(service) as other:
-        for frames in (untagged(FrameKind.HELLO, 0, nonce()), untagged(FrameKind.PROOF, 0, bytes(32))):
-            other.send_multipart(frames)
-        assert other.poll(60_000)
-        other.recv_multipart()
-        with Worker(service.address, 0) as worker:
-            worker.until(lambda: worker.connection.established and service.rejected.total() == 1)
         assert service.rejected == {"secret": 1}
+
+
+def test_strangers_hold_neither_a_place_nor_memory_for_long(monkeypatch):
+    monkeypatch.setattr("foretrain.comm.ps.wire.STRANGERS_TIMEOUT", 0.2)
+    what = declaration(1000, workers=1)
+    with serving(1) as service, contextlib.ExitStack() as stack, job(service, 1, what) as workers:
+        others = [stack.enter_context(stranger(service)) for _ in range(100)]
+        for other in others[::2]:
+            with contextlib.suppress(OSError):
+                other.sendall(message(Header(FrameKind.HELLO), length=32))  # and no nonce
+        for other in others:
+            assert received(other, 1) == b""
+        exchange(workers, what, 0)
+        assert set(service.rejected) == {"late", "crowded"}
+        assert service.rejected.total() == 100
 
 
 def test_a_worker_that_is_lost_or_too_many_is_refused_with_the_reason():
@@ -284,71 +301,72 @@ def test_a_worker_that_announces_its_return_keeps_its_servers():
 
 @pytest.mark.parametrize(("kind", "payload"), [(FrameKind.WELCOME, bytes(32)), (FrameKind.REFUSED, bytes(40))])
 def test_a_server_without_the_secret_can_neither_admit_nor_refuse(kind, payload):
-    with serving(1) as service, job(service, 1) as (worker,):
-        read = worker.connection._main.read
-
-        def altered():
-            frames = read()
-            if frames is not None and unpack(frames[0].bytes)[0].kind is FrameKind.WELCOME:
-                return [zmq.Frame(each) for each in untagged(kind, 0, payload)]
-            return frames
-
-        worker.connection._main.read = altered
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        Worker(other.getsockname(), 0) as worker,
+        contextlib.closing(other.accept()[0]) as one,
+        contextlib.closing(other.accept()[0]) as two,
+    ):
+        worker.until(lambda: worker.connection._pending is not None)
+        for each in (one, two):  # the worker greets on the first of its connections
+            each.sendall(message(Header(FrameKind.CHALLENGE), bytes(32)) + message(Header(kind), payload))
         with pytest.raises(PeerLost, match="server 0 does not know the job's secret"):
             worker.until(lambda: worker.connection.established)
 
 
 def test_another_service_is_reported_as_no_server():
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as other:
-        port = other.bind_to_random_port("tcp://127.0.0.1")
-        with (
-            Worker(("127.0.0.1", port), 0) as worker,
-            pytest.raises(PeerLost, match=rf"127.0.0.1:{port} is no server of foretrain, or of another version"),
-        ):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        Worker(other.getsockname(), 0) as worker,
+        contextlib.closing(other.accept()[0]) as one,
+    ):
+        one.sendall(b"HTTP/1.1 400 Bad Request\r\n".ljust(64))
+        port = other.getsockname()[1]
+        with pytest.raises(PeerLost, match=rf"127.0.0.1:{port} is no server of foretrain, or of another version"):
             worker.until(lambda: worker.connection.established)
 
 
-def frames_of_strangers():
+def noise_of_strangers():
     for kind in FrameKind:
-        yield [pack(Header(kind, sender=1, size=3)) + bytes(16), b"abc"]
-    for length in (0, 1, 59, 60, 61, 500):
-        yield [os.urandom(length)]
-        yield [os.urandom(length)] * 3
-    yield [pack(Header(FrameKind.PUSH, sender=9)) + bytes(16), b"abc"]
-    yield [pack(Header(FrameKind.PUSH)).replace(b"fs\x07", b"fs\x63") + bytes(16)]
-    yield [pack(Header(FrameKind.HELLO, sender=77)) + bytes(16), bytes(32)]
-    yield [pack(Header(FrameKind.PUSH)) + bytes(16), bytes(100_000)]
+        yield message(Header(kind, sender=1, size=3), b"abc")
+    for length in (64, 65, 500, 4096):
+        yield os.urandom(length)
+    yield message(Header(FrameKind.PUSH, sender=9), b"abc")
+    yield message(Header(FrameKind.PUSH)).replace(b"fs\x07", b"fs\x63")
+    yield message(Header(FrameKind.HELLO, sender=77), bytes(33))
+    yield message(Header(FrameKind.PUSH), bytes(100_000))
+    yield message(Header(FrameKind.HELLO), length=(1 << 32) - 1)
+    yield b"GET / HTTP/1.1\r\n\r\n" * 4
 
 
 def test_noise_of_strangers_is_rejected_and_counted_and_the_job_goes_on():
     what = declaration(1000)
     with serving(2) as service, job(service, 2, what) as workers:
-        host, port = service.address
         exchange(workers, what, 0)
-        noise = [*frames_of_strangers()]
-        with stranger(service) as other:
-            for frames in noise:
-                other.send_multipart(frames)
-            workers[0].until(lambda: service.rejected.total() >= len(noise) - 2)
-        for noise in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096), struct.pack(">BQ", 3, 1 << 40)):
-            with socket.create_connection((host, port)) as raw, contextlib.suppress(OSError):
-                raw.sendall(noise)
+        noise = [*noise_of_strangers()]
+        for each in noise:
+            with stranger(service) as other:
+                with contextlib.suppress(OSError):
+                    other.sendall(each)
+                assert received(other, 1 << 20) == b""
+        workers[0].until(lambda: service.rejected.total() == len(noise))
         exchange(workers, what, 1)
         assert service.failure is None
 
 
-def test_a_frame_that_is_too_large_is_rejected_or_its_connection_closed():
+@pytest.mark.parametrize("reason", ["too_large", "forged"])
+def test_a_message_that_is_too_large_or_forged_ends_its_connection_and_not_the_job(reason):
     what = declaration(1000, workers=1)
-    with serving(1) as service, job(service, 1, what) as workers:
-        with stranger(service) as other:
-            other.send_multipart([pack(Header(FrameKind.PUSH)) + bytes(16), bytes(LIMIT + 1)])
-            workers[0].until(lambda: service.rejected["oversized"] == 1)
-            events = other.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-            other.send_multipart([pack(Header(FrameKind.PUSH)) + bytes(16), bytes(64 << 20)])
-            assert events.poll(60_000)
-            other.disable_monitor()
-            events.close(0)
-        exchange(workers, what, 0)
+    with serving(1) as service, contextlib.closing(Way(service.address)) as way, Worker(way.address, 0) as worker:
+        worker.join(what)
+        exchange([worker], what, 0)
+        _, towards_server = way._pairs[0]
+        towards_server.sendall(message(Header(FrameKind.PUSH), length=LIMIT + 1 if reason == "too_large" else 0))
+        worker.until(lambda: worker.connection.sessions == 2)
+        assert service.rejected == {reason: 1}
+        worker.declare(what, rounds=1)
+        exchange([worker], what, 1)
+        assert service.failure is None
 
 
 @pytest.mark.parametrize("host", ["", "*", "0.0.0.0", "0", "0.0"])

@@ -1,7 +1,7 @@
 """Connection of a worker to one shard of the parameter server.
 
-ZeroMQ reconnects by itself, but messages in flight are lost with a broken connection, and so is the session. The owner
-learns from `Connection.sessions` that a new one has begun, and resends the requests that have no answer.
+It is made anew when it breaks, but messages in flight are lost with it, and so is the session. The owner learns from
+`Connection.sessions` that a new one has begun, and resends the requests that have no answer.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ import math
 import time
 from collections.abc import Sequence
 from hmac import compare_digest
-from typing import Any, Final
-
-import zmq
-from zmq.utils.monitor import parse_monitor_message
+from typing import Final
 
 from foretrain.comm.coordinator.handshake import PROOF_SIZE, nonce
-from foretrain.comm.ps.frames import ASIDE, BUSY, FAILURES, UNTAGGED, FrameKind, Header, Malformed, unpack
+from foretrain.comm.ps.frames import ASIDE, BESIDE, BUSY, FAILURES, FrameKind, Header
 from foretrain.comm.ps.placement import LIMIT
-from foretrain.comm.ps.session import AuthenticatedSession, Rejected, ZeroCopy, session_proof, set_password, untagged
+from foretrain.comm.ps.session import HANDSHAKE_LIMIT, Handshake
+from foretrain.comm.ps.wire import Arrival, Payload, Watched, Why, Wire
 from foretrain.errors import ForetrainError, PeerLost
 
 logger = logging.getLogger("foretrain.comm.ps")
@@ -28,79 +26,22 @@ _ANSWER_TIMEOUT: Final = 5.0
 """Seconds that a server has to answer in a handshake."""
 _RETRY_INTERVAL: Final = 0.1
 """Seconds between two handshakes with a server that serves another job."""
+_REDIAL_INTERVALS: Final = (0.05, 1.0)
+"""Least and most seconds before a connection is made anew."""
 _HEARTBEAT_INTERVAL: Final = 1.0
 """Seconds."""
-_REFUSED: Final = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-"""Events after which ZeroMQ does not reconnect."""
-_MONITORED: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _REFUSED
-"""Events after which the peer is connected or disconnected."""
-_ANSWER_SIZE: Final = 4096
-"""Most bytes that are read of an answer in a handshake."""
 
 
-class _Lane:
-    """Socket of a connection, with its monitor.
-
-    Attributes:
-        up: whether the peer is connected.
-        shut: reason why it will never connect; None where it may.
-    """
-
-    def __init__(self, context: zmq.Context[Any], address: tuple[str, int], secret: bytes) -> None:
-        self.up = False
-        self.shut: str | None = None
-        self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-        for option, value in (
-            (zmq.IMMEDIATE, 1),
-            (zmq.SNDHWM, 0),
-            (zmq.RCVHWM, 0),
-            (zmq.MAXMSGSIZE, LIMIT),
-            (zmq.RECONNECT_IVL, 50),
-            (zmq.RECONNECT_IVL_MAX, 1000),
-        ):
-            self.socket.setsockopt(option, value)
-        set_password(self.socket, secret)
-        self.monitor = self.socket.get_monitor_socket(_MONITORED)
-        self.socket.connect(f"tcp://{address[0]}:{address[1]}")
-
-    def changed(self) -> bool:
-        """Return whether the peer has connected or disconnected since the last call."""
-        found = False
-        while self.monitor.poll(0):
-            event = parse_monitor_message(self.monitor.recv_multipart())["event"]
-            if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-                self.shut = "has another secret: start servers and workers with the same FORETRAIN_SECRET"
-            elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
-                self.shut = "is no server of foretrain, or of another version: is the address right?"
-            self.up, found = event == zmq.EVENT_HANDSHAKE_SUCCEEDED, True
-        return found
-
-    def read(self) -> list[zmq.Frame] | None:
-        """Return the frames of a message; None if there is none."""
-        try:
-            return self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return None
-
-    def send(self, frames: list[Any]) -> bool:
-        """Send ``frames``; return whether a peer was connected."""
-        try:
-            self.socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return False
-        return True
-
-    def close(self, linger: float) -> None:
-        self.socket.disable_monitor()
-        self.monitor.close(0)
-        self.socket.close(int(linger * 1e3))
+def client_wire() -> Wire:
+    """Return a wire for connections to servers."""
+    return Wire(LIMIT, HANDSHAKE_LIMIT)
 
 
 class Connection:
     """Pair of connections to one shard: the second is for messages in `ASIDE`. Not thread-safe.
 
     Args:
-        context: of ZeroMQ.
+        wire: carries it; its owner polls.
         address: host and port of the shard.
         secret: the job's.
         job: its name.
@@ -113,39 +54,32 @@ class Connection:
         heard: time of the shard's last message, s of the monotonic clock.
     """
 
-    def __init__(
-        self, context: zmq.Context[Any], address: tuple[str, int], secret: bytes, job: str, rank: int, shard: int
-    ) -> None:
+    def __init__(self, wire: Wire, address: tuple[str, int], secret: bytes, job: str, rank: int, shard: int) -> None:
         self.address, self.shard = address, shard
-        self._secret, self._job, self._rank = secret, job.encode(), rank
+        self._wire, self._secret, self._job, self._rank = wire, secret, job.encode(), rank
         self.busy: str | None = None
-        self._retry_at = math.inf
-        """Time of the next handshake with a busy server."""
         self._enters = True
         """Whether handshakes may begin."""
-        self._session: AuthenticatedSession | None = None
-        self._beside: AuthenticatedSession | None = None
-        """Session of the second connection."""
-        self._pending: tuple[bytes, bytes, float] | None = None
-        """This worker's nonce, the server's once it is known, and the deadline of its answer."""
+        self._numbers: list[int | None] = [None, None]
+        """The two connections, by the wire's numbers."""
+        self._opened: set[int] = set()
+        self._arrived: list[Arrival] = []
+        self._retry_at = self._deadline = math.inf
+        """Times of the next attempt to connect, and until which the server must answer."""
+        self._pause = _REDIAL_INTERVALS[0]
+        self._pending: tuple[bool, Handshake] | None = None
+        """Handshake under way, and whether it is the second connection's."""
+        self._first: Handshake | None = None
+        """Handshake of the first connection, once the server has proved its identity."""
+        self._established = self.closed = False
         self.sessions = 0
         self.heard = time.monotonic()
-        self._main, self._aside = (_Lane(context, address, secret) for _ in range(2))
+        self._dial()
 
     @property
     def established(self) -> bool:
         """Return whether both ends have proved their identities."""
-        return self._session is not None
-
-    @property
-    def closed(self) -> bool:
-        """Return whether `close` was called."""
-        return bool(self._main.socket.closed)
-
-    @property
-    def sockets(self) -> tuple[zmq.Socket[Any], ...]:
-        """Return the sockets to poll; call `read` when any of them is readable."""
-        return tuple(socket for lane in (self._main, self._aside) for socket in (lane.socket, lane.monitor))
+        return self._established
 
     def hold(self) -> None:
         """Postpone the handshake until `enter` is called."""
@@ -155,157 +89,145 @@ class Connection:
         """Begin the handshake if it has not begun."""
         if not self._enters:
             self._enters = True
-            if self._main.up and self._aside.up:
-                self._say_hello()
+            self._greet_if_open()
 
     def wait(self, seconds: float) -> None:
-        """Wait until there is a message to read, at most ``seconds``."""
-        zmq.select(list(self.sockets), [], [], seconds)
+        """Poll the wire, for at most ``seconds``."""
+        self._wire.poll(seconds)
 
     def read(self) -> list[tuple[Header, memoryview]]:
-        """Return the messages that have arrived, without the handshake's.
+        """Return the messages that have arrived when the wire was polled, without the handshake's.
 
         Raises:
             PeerLost: the peer is not the job's server.
         """
-        self._watch()
+        arrived = self._arrived[:]
+        self._arrived.clear()
+        beside = self._numbers[1]
         found: list[tuple[Header, memoryview]] = []
-        # First, as a FAIL would be lost with the session that ends after it.
-        while (frames := self._aside.read()) is not None:
-            if (message := self._hear_aside(frames)) is not None:
-                found.append(message)
-        while (frames := self._main.read()) is not None:
-            before = self.sessions
-            message = self._hear(frames)
-            if message is not None:
-                found.append(message)
-            elif self.sessions > before:
-                # The owner repeats its requests in the new session; only a FAIL must not be lost.
-                found = [each for each in found if each[0].kind is FrameKind.FAIL]
+        # First the second connection's, as a FAIL would be lost with the session that ends after it.
+        for arrival in sorted(arrived, key=lambda each: each.connection != beside) if len(arrived) > 1 else arrived:
+            if arrival.header is not None and self._established and arrival.connection in self._numbers:
+                found.append((arrival.header, arrival.payload))
+            elif arrival.connection in self._numbers:
+                before = self.sessions
+                self._change(arrival)
+                if self.sessions > before:
+                    # The owner repeats its requests in the new session; only a FAIL must not be lost.
+                    found = [each for each in found if each[0].kind is FrameKind.FAIL]
         if found:
             self.heard = time.monotonic()
+        self._watch()
         return found
 
-    def send(self, header: Header, payload: bytes | memoryview = b"") -> bool:
+    def send(self, header: Header, payload: Payload = b"") -> bool:
         """Send a message, whose payload must not change until it is answered; return False without a session."""
-        aside = header.kind in ASIDE
-        session = self._beside if aside else self._session
-        if session is None:
-            return False
-        first = session.seal(header, payload)
-        return (self._aside if aside else self._main).send([first, payload] if len(payload) else [first])
+        number = self._numbers[header.kind in ASIDE]
+        return self._established and number is not None and self._wire.send(number, header, payload, self._rank)
 
-    def close(self, linger: float = 0.0) -> None:
-        """Close the sockets; sent messages have ``linger`` seconds to leave."""
-        for lane in (self._main, self._aside):
-            lane.close(linger)
-
-    def _watch(self) -> None:
-        if self._main.changed() | self._aside.changed():
-            self._forget()
-            self.busy = None
-            if self._main.up and self._aside.up:
-                self._say_hello()
-        if time.monotonic() > self._retry_at:
-            self._say_hello()
-        if why := self._main.shut or self._aside.shut:
-            raise PeerLost(f"server {self.shard} at {self._where} {why}")
-        if self._pending is not None and time.monotonic() > self._pending[2]:
-            if self.sessions or self.busy is not None:
-                # It was the job's server, or may become it: the owner decides how long to wait.
-                self._say_hello()
-                return
-            why = f"does not answer worker {self._rank} within {_ANSWER_TIMEOUT:g} s: is it overloaded?"
-            raise PeerLost(f"server {self.shard} at {self._where} {why}")
+    def close(self) -> None:
+        """Close both connections when what was sent has left; the wire's owner polls until then."""
+        self.closed = True
+        self._hang_up(orderly=True)
 
     @property
     def _where(self) -> str:
         return f"{self.address[0]}:{self.address[1]}"
 
-    def _forget(self) -> None:
-        self._session = self._beside = self._pending = None
+    def _dial(self) -> None:
         self._retry_at = math.inf
+        for lane in range(2):
+            self._numbers[lane] = self._wire.connect(*self.address, self._arrived.append)
+        if None in self._numbers:
+            self._redial()
 
-    def _say_hello(self) -> None:
-        self._forget()
-        if not self._enters:
-            return
-        ours = nonce()
-        self._pending = (ours, b"", time.monotonic() + _ANSWER_TIMEOUT)
-        self._main.send(untagged(FrameKind.HELLO, self._rank, ours))
+    def _hang_up(self, *, orderly: bool = False) -> None:
+        for number in self._numbers:
+            self._wire.end(number, orderly=orderly)
+        self._numbers = [None, None]
+        self._opened.clear()
+        self._established, self._pending, self._first = False, None, None
+        self._deadline = math.inf
 
-    def _hear(self, frames: list[zmq.Frame]) -> tuple[Header, memoryview] | None:
-        """Return a message of the session; None for one of the handshake or of an earlier session."""
-        header, tag, payload = self._parsed(frames)
-        if header.kind in UNTAGGED:
-            self._shake_hands(header, bytes(payload[:_ANSWER_SIZE]))
-            return None
-        if self._session is None:
-            return None
-        try:
-            self._session.open(header, tag, payload)
-        except Rejected as error:
-            raise PeerLost(f"server {self.shard}: {error}") from None
-        return header, payload
+    def _redial(self) -> None:
+        self._hang_up()
+        self._retry_at = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, _REDIAL_INTERVALS[1])
 
-    def _hear_aside(self, frames: list[zmq.Frame]) -> tuple[Header, memoryview] | None:
-        """Return a message of the second session; one of an earlier session may arrive when the next has begun."""
-        header, tag, payload = self._parsed(frames)
-        if header.kind is FrameKind.STRANGER:
-            self._shake_hands(header, b"")
-            return None
-        if self._beside is None:
-            return None
-        try:
-            self._beside.open(header, tag, payload)
-        except Rejected as error:
-            if error.reason == "gap":
-                self._say_hello()
-            return None
-        return header, payload
+    def _watch(self) -> None:
+        now = time.monotonic()
+        if now > self._retry_at and not self.closed:
+            self._dial()
+        elif now > self._deadline:
+            # It is started, stopped, or overloaded: the owner decides how long to wait.
+            self._redial()
 
-    def _parsed(self, frames: list[zmq.Frame]) -> tuple[Header, bytes, memoryview]:
-        if not 1 <= len(frames) <= 2:
-            raise PeerLost(f"server {self.shard} sent a message of {len(frames)} frames")
-        try:
-            header, tag = unpack(frames[0].bytes)
-        except Malformed as error:
-            raise PeerLost(f"server {self.shard} sent what does not read: {error}") from None
-        return header, tag, frames[1].buffer if len(frames) > 1 else memoryview(b"")
+    def _change(self, arrival: Arrival) -> None:
+        """Handle an event of a handshake, or the end of a connection."""
+        if arrival.closed is not None:
+            if arrival.closed == Why.NO_MESSAGE and not self._established:
+                why = "is no server of foretrain, or of another version: is the address right?"
+                raise PeerLost(f"server {self.shard} at {self._where} {why}")
+            if arrival.closed == Why.FORGED:
+                raise PeerLost(f"server {self.shard} at {self._where} sent a message with a wrong tag")
+            self._redial()
+        elif arrival.header is None:
+            self._opened.add(arrival.connection)
+            self._greet_if_open()
+        elif arrival.header.kind is FrameKind.FAIL and self._first is not None:
+            raise failure(arrival.header, arrival.payload)
+        else:
+            self._shake_hands(arrival.header, bytes(arrival.payload))
+
+    def _greet_if_open(self) -> None:
+        if self._enters and len(self._opened) == 2 and self._pending is None:
+            self._greet(beside=False)
+
+    def _greet(self, *, beside: bool) -> None:
+        self._pending = beside, Handshake(self._rank, self.shard, nonce())
+        self._deadline = time.monotonic() + _ANSWER_TIMEOUT
+        self._say(FrameKind.HELLO, self._pending[1].worker, BESIDE if beside else 0)
+
+    def _say(self, kind: FrameKind, payload: bytes, flag: int = 0) -> None:
+        assert self._pending is not None
+        number = self._numbers[self._pending[0]]
+        assert number is not None
+        self._wire.send(number, Header(kind, flag, size=len(payload)), payload, self._rank)
 
     def _shake_hands(self, header: Header, payload: bytes) -> None:
-        kind = header.kind
-        if kind is FrameKind.STRANGER:
-            if self._pending is None:
-                self._say_hello()
-            return
         if self._pending is None:
             return
-        ours, theirs, until = self._pending
-        if kind is FrameKind.CHALLENGE and not theirs:
-            self._pending = (ours, payload, until)
-            answer = session_proof(self._secret, "worker", self._rank, self.shard, ours, payload, self._job)
-            self._main.send(untagged(FrameKind.PROOF, self._rank, answer + self._job))
-        elif kind is FrameKind.REFUSED and theirs:
+        beside, known = self._pending
+        if header.kind is FrameKind.STRANGER:
+            why = "has another secret: start servers and workers with the same FORETRAIN_SECRET"
+            raise PeerLost(f"server {self.shard} at {self._where} {why}")
+        if header.kind is FrameKind.CHALLENGE and not known.server and len(payload) == len(known.worker):
+            known = known._replace(server=payload)
+            self._pending = beside, known
+            what = self._first.nonces if beside and self._first is not None else self._job
+            self._say(FrameKind.PROOF, known.proof(self._secret, "worker beside" if beside else "worker", what) + what)
+        elif header.kind is FrameKind.REFUSED and known.server:
             shown, why = payload[:PROOF_SIZE], payload[PROOF_SIZE:]
-            expected = session_proof(
-                self._secret, "refusal", self._rank, self.shard, ours, theirs, bytes((header.flag,)) + why
-            )
-            if not compare_digest(shown, expected):
+            if not compare_digest(shown, known.proof(self._secret, "refusal", bytes((header.flag,)) + why)):
                 raise PeerLost(f"server {self.shard} does not know the job's secret")
             self._refused(header.flag, why.decode(errors="replace"))
-        elif kind is FrameKind.WELCOME and theirs:
-            if not compare_digest(payload, session_proof(self._secret, "server", self._rank, self.shard, ours, theirs)):
+        elif header.kind is FrameKind.WELCOME and known.server:
+            if not compare_digest(payload, known.proof(self._secret, "server")):
                 raise PeerLost(f"server {self.shard} does not know the job's secret")
-            self._session, self._beside = (
-                AuthenticatedSession(self._secret, self._rank, self.shard, ours, theirs, serves=False, aside=aside)
-                for aside in (False, True)
-            )
-            self._pending = self.busy = None
-            self.sessions += 1
-            self.heard = time.monotonic()
-            # By this message the server learns which connection is the second.
-            self.send(Header(FrameKind.ALIVE))
+            self._welcomed(beside, known)
+
+    def _welcomed(self, beside: bool, known: Handshake) -> None:
+        keys, number = known.keys(self._secret), self._numbers[beside]
+        assert number is not None
+        self._wire.keys(number, keys.worker, keys.server)
+        if not beside:
+            self._first = known
+            self._greet(beside=True)
+            return
+        self._established, self._pending, self.busy = True, None, None
+        self._deadline, self._pause = math.inf, _REDIAL_INTERVALS[0]
+        self.sessions += 1
+        self.heard = time.monotonic()
 
     def _refused(self, flag: int, why: str) -> None:
         text = f"{why} (at {self._where})"
@@ -313,12 +235,12 @@ class Connection:
             raise FAILURES[flag if flag < len(FAILURES) else 0](text)
         if self.busy is None:
             logger.warning("%s: worker %d waits for that", text, self._rank)
-        self._forget()
+        self._hang_up()
         self.busy, self._retry_at = text, time.monotonic() + _RETRY_INTERVAL
 
 
 class Links:
-    """Connections to every shard of a job, and the ZeroMQ thread behind them.
+    """Connections to every shard of a job.
 
     Args:
         addresses: host and port of each shard, by number.
@@ -332,17 +254,12 @@ class Links:
     """
 
     def __init__(self, addresses: Sequence[tuple[str, int]], secret: bytes, job: str, rank: int) -> None:
-        self._context, self._zero_copy = zmq.Context(), ZeroCopy()
+        self._wire = client_wire()
         self._heartbeat_sent = time.monotonic()
         self.returns = False
-        self.connections: list[Connection] = []
-        try:
-            for shard, address in enumerate(addresses):
-                self.connections.append(Connection(self._context, address, secret, job, rank, shard))
-        except BaseException:
-            self._context.destroy(linger=0)
-            self._zero_copy.close()
-            raise
+        self.connections = [
+            Connection(self._wire, address, secret, job, rank, shard) for shard, address in enumerate(addresses)
+        ]
         # One handshake after the other: two waiting jobs must not get one server each.
         for connection in self.connections[1:]:
             connection.hold()
@@ -362,12 +279,20 @@ class Links:
                 shown = ", ".join(f"{each.shard} at {each.address[0]}:{each.address[1]}" for each in missing)
                 raise PeerLost(f"no answer from server {shown} after {timeout:g} s: was it started, and is it there?")
             missing[0].enter()
-            missing[0].wait(0.01)
+            self.poll(0.01)
             for connection in self.connections:
                 for header, payload in connection.read():
                     if header.kind is FrameKind.FAIL:
                         raise failure(header, payload)
             self.live()
+
+    def watch(self, watched: Watched) -> None:
+        """Let ``watched`` end the wait in `poll`."""
+        self._wire.watch(watched)
+
+    def poll(self, seconds: float) -> None:
+        """Send, and wait for something to read, for at most ``seconds``."""
+        self._wire.poll(seconds)
 
     def live(self) -> None:
         """Send heartbeats to the servers. Call often while this worker waits for others."""
@@ -381,9 +306,8 @@ class Links:
         """Close all connections; sent messages have ``linger`` seconds to leave. Idempotent."""
         for connection in self.connections:
             if not connection.closed:
-                connection.close(linger)
-        self._context.term()
-        self._zero_copy.close()
+                connection.close()
+        self._wire.close(linger)
 
 
 def failure(header: Header, payload: memoryview) -> ForetrainError:

@@ -6,7 +6,6 @@ the policy starts. A chunk is done, and its credit returned, when servers have a
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -14,8 +13,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Final, Protocol
-
-import zmq
 
 from foretrain.comm.collectives.executor import describe
 from foretrain.comm.event_loop import Inbox, SilenceDetector, Timers
@@ -130,11 +127,7 @@ class ServedExchange:
         """Monotonic time until which this worker, at its close, stays for servers that may need its pushes again."""
         self._needing_servers: set[int] = set()
         """Servers that may still need its pushes."""
-        self._poller = zmq.Poller()
-        self._poller.register(self._inbox.fileno(), zmq.POLLIN)
-        for connection in self._connections:
-            for each in connection.sockets:
-                self._poller.register(each, zmq.POLLIN)
+        links.watch(self._inbox)
         self._thread = threading.Thread(target=self._run, name="foretrain-engine", daemon=True)
         self._thread.start()
 
@@ -233,9 +226,7 @@ class ServedExchange:
 
     def _iterate(self) -> None:
         seconds = self._inbox.sleep(self._timers.seconds_left(self._peer_timeout / 8))
-        for ready, _ in self._poller.poll(int(1e3 * seconds)):
-            if ready == self._inbox.fileno():
-                self._inbox.clear_wakeups()
+        self._links.poll(seconds)
         self._inbox.awake()
         for connection in self._connections:
             self._receive(connection)
@@ -413,5 +404,4 @@ class ServedExchange:
         flag = FAILURES.index(type(error)) if type(error) in FAILURES else 0
         text = str(error).encode()[:60_000]
         for connection in self._connections:
-            with contextlib.suppress(zmq.ZMQError):
-                connection.send(Header(FrameKind.FAIL, flag, size=len(text)), text)
+            connection.send(Header(FrameKind.FAIL, flag, size=len(text)), text)

@@ -102,15 +102,18 @@ def _split(byte_ranges: Sequence[ByteRange], start: int, end: int) -> tuple[list
     inside: list[ByteRange] = []
     outside: list[ByteRange] = []
     for byte_range in byte_ranges:
-        low, high = max(start, byte_range.start), min(end, byte_range.end)
-        if low >= high:
+        first, last, flight = byte_range
+        if last <= start or end <= first:
             outside.append(byte_range)
-            continue
-        inside.append(byte_range._replace(start=low, end=high))
-        if byte_range.start < low:
-            outside.append(byte_range._replace(end=low))
-        if high < byte_range.end:
-            outside.append(byte_range._replace(start=high))
+        elif start <= first and last <= end:
+            inside.append(byte_range)
+        else:
+            low, high = max(start, first), min(end, last)
+            inside.append(ByteRange(low, high, flight))
+            if first < low:
+                outside.append(ByteRange(first, low, flight))
+            if high < last:
+                outside.append(ByteRange(high, last, flight))
     return inside, outside
 
 

@@ -106,8 +106,8 @@ class PushProbe:
         deadline = time.monotonic() + self._stall_timeout
         while self._left[part]:
             connection = self._links.connections[self._parts[part].shard]
-            connection.wait(0.1)
-            self.hear()
+            self._links.poll(0.1)
+            self._hear()
             if time.monotonic() > deadline:
                 host, port = connection.address
                 raise PeerLost(
@@ -120,6 +120,10 @@ class PushProbe:
 
         Call periodically until all workers have measured.
         """
+        self._links.poll(0)
+        self._hear()
+
+    def _hear(self) -> None:
         for connection in self._links.connections:
             heard = connection.read()
             if connection.sessions > self._sessions[connection.shard]:

@@ -6,7 +6,7 @@ be summed when all have pushed it, in whatever ranges.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 
 Range = tuple[int, int]
 """Bytes ``[start, end)``."""
@@ -61,20 +61,14 @@ class Coverage:
         self._left -= _bytes(complete)
         return complete
 
-    def has(self, worker: int, start: int, end: int) -> list[Range]:
-        """Return the ranges of ``[start, end)`` that ``worker`` has pushed."""
-        return self._pushed_by(1 << worker, start, end)
-
     def complete(self, start: int, end: int) -> list[Range]:
         """Return the ranges of ``[start, end)`` that all have pushed."""
-        return self._pushed_by(self._group, start, end)
-
-    def _pushed_by(self, workers: int, start: int, end: int) -> list[Range]:
         found: list[Range] = []
-        for k, mask in enumerate(self._masks):
-            low, high = max(start, self._edges[k]), min(end, self._edges[k + 1])
-            if low < high and mask & workers == workers:
-                _extend(found, low, high)
+        for k in range(bisect_right(self._edges, start) - 1, len(self._masks)):
+            if self._edges[k] >= end:
+                break
+            if self._masks[k] & self._group == self._group:
+                _extend(found, max(start, self._edges[k]), min(end, self._edges[k + 1]))
         return found
 
     def missing(self) -> dict[int, int]:

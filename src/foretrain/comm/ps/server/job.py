@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from foretrain.comm.event_loop import SilenceDetector
 from foretrain.comm.ps import EVERY
@@ -34,7 +34,7 @@ from foretrain.comm.ps.placement import Declaration, Placement
 from foretrain.comm.ps.server.peers import AuthenticatedPeer, Peer, Peers, SendQueue
 from foretrain.comm.ps.server.shard import Delivery, Mode, OptimizerShardFactory, mode
 from foretrain.comm.ps.server.snapshots import SnapshotPolicy, Snapshots, Stateful, WorkerProgress
-from foretrain.comm.ps.session import AuthenticatedSession
+from foretrain.comm.ps.wire import Payload
 from foretrain.errors import ConfigError, Disagreement, ForetrainError, PeerLost
 from foretrain.network.switch_cluster import MESSAGE, WINDOW
 
@@ -50,8 +50,8 @@ _STATE_MESSAGES: Final = frozenset((FrameKind.RULE, FrameKind.INIT, FrameKind.GE
 _OF_A_DECLARATION: Final = _STATE_MESSAGES | {FrameKind.PUSH, FrameKind.PULL, FrameKind.DONE, FrameKind.LOST}
 """Messages that belong to one declaration, and mean nothing after another."""
 
-HandOver = Callable[[bytes | memoryview, list[Any]], bool]
-"""Function that sends frames on a route; it returns False where the connection is closed."""
+HandOver = Callable[[int, Header, Payload], bool]
+"""Function that sends a message on a connection; it returns False where that is closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +151,7 @@ class ShardJob:
         """Return whether all workers have closed or are lost."""
         return len(self.left | self.lost) == self._terms.workers
 
-    def admit(
-        self, candidate: AuthenticatedPeer, route: bytes, sessions: tuple[AuthenticatedSession, AuthenticatedSession]
-    ) -> None:
+    def admit(self, candidate: AuthenticatedPeer, route: int) -> None:
         """Admit ``candidate``, which has proved its identity on ``route``.
 
         Raises:
@@ -170,7 +168,7 @@ class ShardJob:
             raise refused(PeerLost(f"the others go on without worker {rank}, which was lost"))
         self.name = candidate.job
         send_queue = SendQueue(self._terms.credit, MESSAGE)
-        if self.peers.add(Peer(rank, route, *sessions, send_queue, time.monotonic())):
+        if self.peers.add(Peer(rank, route, candidate.known.nonces, send_queue, time.monotonic())):
             logger.info("worker %d has come back", rank)
         self.left.discard(rank)
         self.done.discard(rank)
@@ -234,7 +232,7 @@ class ShardJob:
                 self._returning[peer.rank] = time.monotonic() + _WARMUP * self._terms.peer_timeout
             else:
                 self.left.add(peer.rank)
-            self.peers.drop(peer.rank, left=True)
+            self.peers.drop(peer.rank)
             self._enqueue(self.parts.worker_closed(peer.rank) if self.parts else ())
             self._end_together()
             if self._keeping is not None:
@@ -351,11 +349,9 @@ class ShardJob:
             items = [Item(part, start, end - start, data or b"") for part, _, start, end, data in values]
             self._send(peer, *bundle(Header(FrameKind.VALUE, step=values[0].step), items))
 
-    def _send(self, peer: Peer, header: Header, payload: bytes | memoryview = b"") -> None:
-        if peer.gone is None:
-            route, *frames = peer.sealed(header, payload)
-            if not self._hand_over(route, frames):
-                peer.gone = time.monotonic()
+    def _send(self, peer: Peer, header: Header, payload: Payload = b"") -> None:
+        if peer.gone is None and not self._hand_over(peer.route_of(header.kind), header, payload):
+            peer.gone = time.monotonic()
 
     # ── losses ──
 

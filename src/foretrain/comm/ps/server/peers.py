@@ -1,6 +1,7 @@
 """Workers of a server: the handshake that admits them, their two connections, and the queue of values for each.
 
-In the handshake a worker proves that it knows the job's secret; see `foretrain.comm.ps.session`.
+In the handshake a worker proves that it knows the job's secret; see `foretrain.comm.ps.session`. Connections are known
+by their numbers in a `foretrain.comm.ps.wire.Wire`.
 """
 
 from __future__ import annotations
@@ -10,88 +11,75 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from hmac import compare_digest
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from foretrain.comm.coordinator.handshake import NONCE_SIZE, PROOF_SIZE, nonce
-from foretrain.comm.ps.frames import ASIDE, SMALL, FrameKind, Header, Malformed
+from foretrain.comm.ps.frames import ASIDE, BESIDE, SMALL, FrameKind, Header, Malformed
 from foretrain.comm.ps.server.shard import Value
-from foretrain.comm.ps.session import NAME_SIZE, AuthenticatedSession, Rejected, session_proof, untagged
-
-_HANDSHAKE_TIMEOUT: Final = 5.0
-"""Seconds."""
-_REASON_SIZE: Final = 4000
-"""Most bytes of a refusal's reason."""
-_PENDING_LIMIT: Final = 64
-"""Handshakes at once, beyond twice the workers, which may all connect together."""
-
-
-class _PendingPeer(NamedTuple):
-    rank: int
-    theirs: bytes
-    ours: bytes
-    deadline: float
+from foretrain.comm.ps.session import NAME_SIZE, REASON_SIZE, Handshake
 
 
 class AuthenticatedPeer(NamedTuple):
-    """Worker that has proved its identity and may still be refused; ``theirs`` and ``ours`` are the nonces."""
+    """Worker that has proved its identity on a connection, and may still be refused.
 
-    rank: int
-    shard: int
-    job: str
-    theirs: bytes
-    ours: bytes
+    Attributes:
+        known: its handshake.
+        job: the job's name; empty on a second connection.
+        first: nonces of its first connection, if this is the second; else empty.
+    """
 
-    def sessions(self, secret: bytes) -> tuple[AuthenticatedSession, AuthenticatedSession]:
-        """Return the sessions of its first and second connection."""
-        identity = (self.rank, self.shard, self.theirs, self.ours)
-        first = AuthenticatedSession(secret, *identity, serves=True)
-        return first, AuthenticatedSession(secret, *identity, serves=True, aside=True)
+    known: Handshake
+    job: str = ""
+    first: bytes = b""
 
-    def welcome(self, secret: bytes) -> list[bytes]:
+    @property
+    def rank(self) -> int:
+        """Return the worker's rank."""
+        return self.known.rank
+
+    def welcome(self, secret: bytes) -> tuple[Header, bytes]:
         """Return the answer that admits it."""
-        shown = session_proof(secret, "server", self.rank, self.shard, self.theirs, self.ours)
-        return untagged(FrameKind.WELCOME, self.shard, shown)
+        shown = self.known.proof(secret, "server")
+        return Header(FrameKind.WELCOME, size=len(shown)), shown
 
-    def refusal(self, secret: bytes, flag: int, why: str) -> list[bytes]:
+    def refusal(self, secret: bytes, flag: int, why: str) -> tuple[Header, bytes]:
         """Return the answer that refuses it."""
-        text = why.encode()[:_REASON_SIZE]
-        shown = session_proof(secret, "refusal", self.rank, self.shard, self.theirs, self.ours, bytes((flag,)) + text)
-        return untagged(FrameKind.REFUSED, self.shard, shown + text, flag)
+        text = why.encode()[:REASON_SIZE]
+        shown = self.known.proof(secret, "refusal", bytes((flag,)) + text)
+        return Header(FrameKind.REFUSED, flag, size=len(shown + text)), shown + text
 
 
 class ServerHandshake:
-    """Pending handshakes of one shard with N ``workers``."""
+    """Pending handshakes of one shard."""
 
-    def __init__(self, secret: bytes, shard: int, workers: int) -> None:
-        self._secret, self._shard, self._workers = secret, shard, workers
-        self._pending: dict[bytes, _PendingPeer] = {}
+    def __init__(self, secret: bytes, shard: int) -> None:
+        self._secret, self._shard = secret, shard
+        self._pending: dict[int, tuple[Handshake, bool]] = {}
 
-    def challenge(self, route: bytes, rank: int, payload: bytes) -> list[bytes]:
+    def challenge(self, route: int, rank: int, flag: int, payload: bytes) -> tuple[Header, bytes]:
         """Return the answer to a HELLO of ``rank``; raise `Malformed` if it holds no nonce."""
-        now = time.monotonic()
-        self._pending = {peer: each for peer, each in self._pending.items() if each.deadline > now}
         if len(payload) != NONCE_SIZE:
             raise Malformed("hello", f"HELLO of {rank} with {len(payload)} bytes")
-        if len(self._pending) >= _PENDING_LIMIT + 2 * self._workers:
-            # The oldest is the least likely to be a worker; it may send HELLO again.
-            self._pending.pop(next(iter(self._pending)))
         ours = nonce()
-        self._pending.pop(route, None)
-        self._pending[route] = _PendingPeer(rank, payload, ours, now + _HANDSHAKE_TIMEOUT)
-        return untagged(FrameKind.CHALLENGE, self._shard, ours)
+        self._pending[route] = Handshake(rank, self._shard, payload, ours), bool(flag & BESIDE)
+        return Header(FrameKind.CHALLENGE, size=len(ours)), ours
 
-    def verify(self, route: bytes, payload: bytes) -> AuthenticatedPeer:
-        """Return the peer that has sent a PROOF; raise `Malformed` if it is wrong or late."""
-        candidate = self._pending.pop(route, None)
-        if candidate is None or candidate.deadline < time.monotonic():
-            raise Malformed("proof", "PROOF without HELLO, or too late")
-        shown, name = payload[:PROOF_SIZE], payload[PROOF_SIZE:]
-        identity = (candidate.rank, self._shard, candidate.theirs, candidate.ours)
-        if not compare_digest(shown, session_proof(self._secret, "worker", *identity, name)):
-            raise Malformed("secret", f"worker {candidate.rank} does not know the job's secret")
-        if len(name) > NAME_SIZE or not name.isascii():
-            raise Malformed("name", f"worker {candidate.rank} names its job with {len(name)} bytes")
-        return AuthenticatedPeer(candidate.rank, self._shard, name.decode(), candidate.theirs, candidate.ours)
+    def verify(self, route: int, payload: bytes) -> AuthenticatedPeer:
+        """Return the peer that has sent a PROOF; raise `Malformed` if it is wrong."""
+        known, beside = self._pending.pop(route, (None, False))
+        if known is None:
+            raise Malformed("proof", "PROOF without HELLO")
+        shown, what = payload[:PROOF_SIZE], payload[PROOF_SIZE:]
+        role = "worker beside" if beside else "worker"
+        if not compare_digest(shown, known.proof(self._secret, role, what)):
+            raise Malformed("secret", f"worker {known.rank} does not know the job's secret")
+        if len(what) > NAME_SIZE or not (beside or what.isascii()):
+            raise Malformed("name", f"worker {known.rank} names its job with {len(what)} bytes")
+        return AuthenticatedPeer(known, first=what) if beside else AuthenticatedPeer(known, what.decode())
+
+    def forget(self, route: int) -> None:
+        """Drop the handshake of a connection that has closed."""
+        self._pending.pop(route, None)
 
 
 @dataclass(slots=True, eq=False)
@@ -100,25 +88,23 @@ class Peer:
 
     Attributes:
         rank: its number.
-        route: of its first connection, on which the handshake ran.
-        session: of the first connection.
-        beside: session of the second connection, see `foretrain.comm.ps.frames.ASIDE`.
+        route: its first connection.
+        nonces: of that connection's handshake.
         send_queue: values to send.
         heard: time of its last message, s of the monotonic clock.
-        aside: route of the second connection; None before its first message.
-        gone: time at which its connection was found broken.
+        aside: its second connection, for the messages in `foretrain.comm.ps.frames.ASIDE`; None before there is one.
+        gone: time at which a connection was found broken; it may come back with two others.
         epoch: number of its declarations before the present one; None before there is one.
         pushes: messages with pushes that have arrived since the declaration.
         acknowledged: number of them with an answer.
     """
 
     rank: int
-    route: bytes
-    session: AuthenticatedSession
-    beside: AuthenticatedSession
+    route: int
+    nonces: bytes
     send_queue: SendQueue
     heard: float
-    aside: bytes | None = None
+    aside: int | None = None
     gone: float | None = None
     epoch: int | None = None
     pushes: int = 0
@@ -128,21 +114,22 @@ class Peer:
         """Note a new declaration, which all later pushes belong to."""
         self.epoch, self.pushes, self.acknowledged = epoch, 0, 0
 
-    def sealed(self, header: Header, payload: bytes | memoryview) -> list[bytes | memoryview]:
-        """Return the route, then the frames, of a message."""
-        if self.aside is not None and header.kind in ASIDE:
-            return [self.aside, self.beside.seal(header, payload), payload]
-        return [self.route, self.session.seal(header, payload), payload]
+    def route_of(self, kind: FrameKind) -> int:
+        """Return the connection for a message of ``kind``."""
+        return self.aside if self.aside is not None and kind in ASIDE else self.route
+
+    @property
+    def routes(self) -> tuple[int, ...]:
+        """Return all connections."""
+        return (self.route,) if self.aside is None else (self.route, self.aside)
 
 
 class Peers:
-    """Admitted workers, by rank and by route."""
+    """Admitted workers, by rank and by connection."""
 
     def __init__(self) -> None:
         self._of_rank: dict[int, Peer] = {}
-        self._of_route: dict[bytes, Peer] = {}
-        self._past: set[bytes] = set()
-        """Routes of workers that have left, whose earlier messages may still arrive on the second connection."""
+        self._of_route: dict[int, Peer] = {}
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(tuple(self._of_rank.values()))
@@ -156,7 +143,7 @@ class Peers:
         """Return the worker of that rank."""
         return self._of_rank.get(rank)
 
-    def of_route(self, route: bytes) -> Peer | None:
+    def of_route(self, route: int) -> Peer | None:
         """Return the worker of that connection."""
         return self._of_route.get(route)
 
@@ -166,43 +153,34 @@ class Peers:
         self._of_rank[peer.rank] = self._of_route[peer.route] = peer
         return before is not None
 
-    def drop(self, rank: int, *, left: bool = False) -> Peer | None:
-        """Remove worker ``rank``; ``left``: because it has closed."""
-        peer = self._of_rank.pop(rank, None)
-        for route in (peer.route, peer.aside) if peer else ():
-            if route is not None:
-                self._of_route.pop(route, None)
-                if left:
-                    self._past.add(route)
-        return peer
-
-    def hear(self, route: bytes, header: Header, tag: bytes, payload: memoryview) -> Peer | None:
-        """Return the sender of a message; None if it has left and the message is late.
-
-        Raises:
-            Malformed: the sender was not admitted ("stranger").
-            Rejected: it is not the next of its session.
-        """
-        peer = self._of_route.get(route)
-        if peer is None:
-            if route in self._past:
-                return None
-            peer = self._second_connection(route, header, tag, payload)
-        else:
-            (peer.beside if route == peer.aside else peer.session).open(header, tag, payload)
-        peer.heard, peer.gone = time.monotonic(), None
-        return peer
-
-    def _second_connection(self, route: bytes, header: Header, tag: bytes, payload: memoryview) -> Peer:
-        """Return the worker whose second connection begins with this message."""
-        peer = self._of_rank.get(header.sender)
-        if peer is None:
-            raise Malformed("stranger", f"{header.kind.name} from whom nobody has let in")
-        if peer.aside is not None:
-            raise Rejected("tag", f"{header.kind.name} of {header.sender} on a third connection")
-        peer.beside.open(header, tag, payload)
+    def attach(self, candidate: AuthenticatedPeer, route: int) -> bool:
+        """Add the second connection of a worker; return False if it does not belong to its first, or is a third."""
+        peer = self._of_rank.get(candidate.rank)
+        if peer is None or peer.aside is not None or not compare_digest(peer.nonces, candidate.first):
+            return False
         peer.aside = route
         self._of_route[route] = peer
+        return True
+
+    def drop(self, rank: int) -> Peer | None:
+        """Remove worker ``rank``."""
+        peer = self._of_rank.pop(rank, None)
+        for route in peer.routes if peer else ():
+            self._of_route.pop(route, None)
+        return peer
+
+    def hear(self, route: int) -> Peer | None:
+        """Return the sender of a message; None if it has left, or was replaced."""
+        peer = self._of_route.get(route)
+        if peer is not None:
+            peer.heard = time.monotonic()
+        return peer
+
+    def disconnect(self, route: int) -> Peer | None:
+        """Note that a connection is broken; return its worker."""
+        peer = self._of_route.pop(route, None)
+        if peer is not None:
+            peer.gone = peer.gone or time.monotonic()
         return peer
 
 

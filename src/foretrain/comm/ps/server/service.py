@@ -1,7 +1,7 @@
-"""Service of one shard: admits workers on its sockets, receives pushes and sends values.
+"""Service of one shard: admits workers, receives pushes and sends values.
 
-One thread does everything but the sockets' input and output, which are on ZeroMQ's own thread. No message of an
-unauthenticated peer or a broken worker ends a service: it is rejected, counted and logged.
+One thread does everything; while it decides, the kernel's buffers keep links busy. No message of an unauthenticated
+peer or a broken worker ends a service: it is rejected, counted and logged.
 """
 
 from __future__ import annotations
@@ -12,25 +12,24 @@ import math
 import socket
 import time
 from collections import Counter
-from typing import Any, Final
+from typing import Final
 
-import zmq
-
-from foretrain.comm.coordinator.handshake import NONCE_SIZE, PROOF_SIZE
-from foretrain.comm.ps.frames import TO_SERVER, UNTAGGED, FrameKind, Header, Malformed, unpack
+from foretrain.comm.coordinator.handshake import PROOF_SIZE
+from foretrain.comm.ps.frames import TO_SERVER, FrameKind, Header, Malformed
 from foretrain.comm.ps.placement import LIMIT
 from foretrain.comm.ps.server.job import ServerConfig, ShardJob, WorkerRefused, refused
-from foretrain.comm.ps.server.peers import ServerHandshake
-from foretrain.comm.ps.session import NAME_SIZE, Rejected, ZapAuth, ZeroCopy, untagged
+from foretrain.comm.ps.server.peers import AuthenticatedPeer, ServerHandshake
+from foretrain.comm.ps.session import NAME_SIZE
+from foretrain.comm.ps.wire import Arrival, Payload, Why, Wire
 from foretrain.errors import ConfigError, ForetrainError, PeerLost
 
 logger = logging.getLogger("foretrain.comm.ps")
 
-_BATCH: Final = 1 << 20
-"""Bytes to receive before answers are sent."""
 _REMEMBERED_JOBS: Final = 64
-_MESSAGE_COST: Final = 16 << 10
-"""Overhead of a message, as the bytes that could be received in that time, about."""
+_STRANGERS: Final = 64
+"""Connections at once whose peers have yet to prove their identities, beyond four for each worker."""
+_LINGER: Final = 1.0
+"""Seconds for queued messages to leave when a service closes."""
 
 
 class Service:
@@ -43,6 +42,7 @@ class Service:
         port: 0 takes a free one.
 
     Attributes:
+        address: host and port to connect to.
         rejected: number of rejected messages, by reason.
     """
 
@@ -53,22 +53,17 @@ class Service:
         self.rejected: Counter[str] = Counter()
         self._ended: dict[str, str] = {}
         """Ended jobs, with the text that a late worker of each is refused with."""
+        self._known: set[int] = set()
+        """Connections whose peers have proved their identities."""
         self._stopped = False
-        self._handshake = ServerHandshake(secret, terms.shard, terms.workers)
+        self._handshake = ServerHandshake(secret, terms.shard)
         self._begin()
-        self._context, self._zero_copy = zmq.Context(), ZeroCopy()
-        self._socket = self._made()
-        self._zap = ZapAuth(self._context, secret, self._socket)
-        self._poller = zmq.Poller()
-        for each in (self._socket, *self._zap.sockets):
-            self._poller.register(each, zmq.POLLIN)
+        self._wire = Wire(LIMIT, PROOF_SIZE + NAME_SIZE)
         try:
-            self._socket.bind(f"tcp://{host}:{port or '*'}")
-        except zmq.ZMQError as error:
-            self._zap.close()
-            self._context.destroy(linger=0)
-            self._zero_copy.close()
-            what, remedy = f"cannot be listened on ({error})", "name a free one of this host"
+            self.address = host, self._wire.listen(host, port, _STRANGERS + 4 * terms.workers)
+        except OSError as error:
+            self._wire.close()
+            what, remedy = f"cannot be listened on ({error.strerror})", "name a free one of this host"
             raise ConfigError("address", f"{host}:{port}", what, remedy) from None
 
     def _begin(self) -> None:
@@ -81,25 +76,6 @@ class Service:
         """Return the error that ended the job; None while it lives, and after a good end."""
         return self._job.failure
 
-    def _made(self) -> zmq.Socket[bytes]:
-        made = self._context.socket(zmq.ROUTER)
-        for option, value in (
-            (zmq.LINGER, 1000),
-            (zmq.ROUTER_MANDATORY, 1),
-            (zmq.SNDHWM, 0),  # send queues limit the bytes in flight, and nothing must be dropped
-            (zmq.RCVHWM, 64),
-            (zmq.MAXMSGSIZE, 2 * LIMIT),  # ZeroMQ closes the connection of a larger message without reading it
-            (zmq.SNDBUF, 1 << 20),
-        ):
-            made.setsockopt(option, value)
-        return made
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Return the host and port to connect to."""
-        host, port = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).removeprefix("tcp://").rsplit(":", 1)
-        return host, int(port)
-
     def __enter__(self) -> Service:
         return self
 
@@ -107,13 +83,9 @@ class Service:
         self.close()
 
     def close(self) -> None:
-        """Close sockets and threads; queued messages have a second to leave. Idempotent."""
+        """Close all connections; queued messages have a second to leave. Idempotent."""
         self._job.close()
-        if not self._socket.closed:
-            self._zap.close()
-            self._socket.close()
-        self._context.term()
-        self._zero_copy.close()
+        self._wire.close(_LINGER)
 
     def stop(self) -> None:
         """Make `run` return soon. For signal handlers and other threads."""
@@ -129,15 +101,14 @@ class Service:
             Disagreement: workers do not train the same.
         """
         while not self._stopped:
-            if self._poller.poll(100):
-                for rejected in self._zap.answer():
-                    self._count("gate", rejected)
-                self._turn()
+            if arrived := self._wire.poll(0.1):
+                self._turn(arrived)
             try:
                 self._job.watch()
             except ForetrainError as error:
                 self._job.fail(error)
             if self._job.failure is not None:
+                self._wire.flush()  # all are told, even if nobody polls any more
                 if not lives_on:
                     raise self._job.failure
                 logger.error("server %d: %s", self._terms.shard, self._job.failure)
@@ -151,18 +122,15 @@ class Service:
 
     # ── hearing ──
 
-    def _turn(self) -> None:
-        heard = 0
-        while heard < _BATCH:
+    def _turn(self, arrived: list[Arrival]) -> None:
+        for connection, header, payload, closed in arrived:
             try:
-                route, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                break
-            heard += _MESSAGE_COST + sum(map(len, frames))
-            try:
-                self._hear(route.bytes, frames)
+                if header is None:
+                    self._closed(connection, closed)
+                else:
+                    self._hear(connection, header, payload)
             except Malformed as error:
-                self._reject(route.bytes, error)
+                self._reject(connection, error)
             except ForetrainError as error:
                 self._job.fail(error)
             except Exception as error:
@@ -171,38 +139,60 @@ class Service:
                 self._job.fail(PeerLost(f"server {self._terms.shard} failed: {type(error).__name__}: {error}"))
         self._job.flush()
 
-    def _hear(self, route: bytes, frames: list[zmq.Frame]) -> None:
-        if not 1 <= len(frames) <= 2:
-            raise Malformed("frames", f"a message of {len(frames)} frames")
-        if max(map(len, frames)) > LIMIT:
-            raise Malformed("oversized", f"a frame of {max(map(len, frames))} bytes, where {LIMIT} is the most")
-        header, tag = unpack(frames[0].bytes)
-        payload = frames[1].buffer if len(frames) > 1 else memoryview(b"")
-        if header.kind not in TO_SERVER:
-            raise Malformed("kind", f"{header.kind.name} is not for a server to hear")
-        if header.kind in UNTAGGED:
-            self._greet(route, header, bytes(payload[: NONCE_SIZE + PROOF_SIZE + NAME_SIZE]))
-        elif (peer := self._job.peers.hear(route, header, tag, payload)) is not None:
+    def _hear(self, route: int, header: Header, payload: memoryview) -> None:
+        peer = self._job.peers.hear(route)
+        if peer is not None:
+            if header.kind not in TO_SERVER or header.kind in (FrameKind.HELLO, FrameKind.PROOF):
+                raise Malformed("kind", f"a message of kind {header.kind}, which is not for a server to hear")
             self._job.take(peer, header, payload)
+        elif route in self._known:
+            pass  # of a worker that has left, or has come back on other connections
+        elif header.kind is FrameKind.HELLO:
+            self._hand_over(route, *self._handshake.challenge(route, header.sender, header.flag, bytes(payload)))
+        elif header.kind is FrameKind.PROOF:
+            self._admit(route, self._handshake.verify(route, bytes(payload)))
+        else:
+            raise Malformed("kind", f"a message of kind {header.kind} before the sender has proved its identity")
 
-    def _greet(self, route: bytes, header: Header, payload: bytes) -> None:
-        if header.kind is FrameKind.HELLO:
-            self._hand_over(route, self._handshake.challenge(route, header.sender, payload))
-            return
-        candidate = self._handshake.verify(route, payload)
+    def _closed(self, route: int, why: int | None) -> None:
+        self._handshake.forget(route)
+        self._known.discard(route)
+        peer = self._job.peers.disconnect(route)
+        if why is not None and why < 0:
+            who = "a connection" if peer is None else f"a connection of worker {peer.rank}"
+            self._count(Why(why).name.lower(), f"{who} was closed")
+        # Half a worker is none: it makes both connections anew when it sees that one has closed.
+        for other in peer.routes if peer is not None else ():
+            self._wire.end(other, orderly=True)
+
+    def _admit(self, route: int, candidate: AuthenticatedPeer) -> None:
+        """Admit a worker that has proved its identity, or add its second connection."""
+        if candidate.first:
+            if not self._job.peers.attach(candidate, route):
+                raise Malformed("third", f"a second connection of worker {candidate.rank} that belongs to no first")
+        else:
+            self._admit_first(route, candidate)
+        self._hand_over(route, *candidate.welcome(self._secret))
+        keys = candidate.known.keys(self._secret)
+        self._wire.keys(route, keys.server, keys.worker)
+        self._known.add(route)
+
+    def _admit_first(self, route: int, candidate: AuthenticatedPeer) -> None:
         if self._job.over:
             if self._job.lost:
                 self._remember("the others went on without it, and have ended")
             self._job.close()
             self._begin()  # this is another
+        before = self._job.peers.of_rank(candidate.rank)
         try:
             if candidate.job in self._ended:
                 raise refused(PeerLost(self._ended[candidate.job]))
-            self._job.admit(candidate, route, candidate.sessions(self._secret))
+            self._job.admit(candidate, route)
         except WorkerRefused as error:
-            self._hand_over(route, candidate.refusal(self._secret, error.flag, str(error)))
+            self._hand_over(route, *candidate.refusal(self._secret, error.flag, str(error)))
             raise
-        self._hand_over(route, candidate.welcome(self._secret))
+        for old in before.routes if before is not None else ():
+            self._wire.end(old)
 
     def _remember(self, why: str) -> None:
         if self._job.name is not None:
@@ -216,30 +206,21 @@ class Service:
         if count < 10 or count & count - 1 == 0:
             logger.warning("rejected (%s, %d so far): %s", reason, count, what)
 
-    def _reject(self, route: bytes, error: Malformed) -> None:
+    def _reject(self, route: int, error: Malformed) -> None:
         self._count(error.reason, error)
         peer = self._job.peers.of_route(route)
-        if error.reason == "stranger":
-            self._hand_over(route, untagged(FrameKind.STRANGER, self._terms.shard))
-        elif peer is not None and error.reason == "gap":
-            # The missing messages were lost with a connection: later ones cannot be told from a replay.
-            self._hand_over(route, untagged(FrameKind.STRANGER, self._terms.shard))
-            peer.gone = peer.gone or time.monotonic()
-        elif peer is not None and not isinstance(error, Rejected):
+        if peer is not None:
             # Authenticated, but malformed.
             self._job.fail(PeerLost(f"worker {peer.rank} sent what makes no sense: {error}"))
+            return
+        if error.reason == "secret":
+            self._hand_over(route, Header(FrameKind.STRANGER), b"")
+        self._handshake.forget(route)
+        self._wire.end(route, orderly=True)
 
-    def _hand_over(self, route: bytes | memoryview, frames: list[Any]) -> bool:
-        """Give frames to the socket; return False if the connection is gone."""
-        if not len(frames[-1]):
-            frames = frames[:-1]
-        try:
-            self._socket.send_multipart([route, *frames], zmq.NOBLOCK, copy=False)
-        except zmq.ZMQError as error:
-            if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                return False
-            raise
-        return True
+    def _hand_over(self, route: int, header: Header, payload: Payload) -> bool:
+        """Queue a message; return False if the connection is gone."""
+        return self._wire.send(route, header, payload, self._terms.shard)
 
 
 def _everywhere(host: str) -> bool:

@@ -70,7 +70,8 @@ class _Held:
     @property
     def latest(self) -> int:
         """Return the latest round with a push; −1 before the first."""
-        return max((found.step for found in self.rounds if found), default=-1)
+        first, second = self.rounds
+        return max(first.step if first else -1, second.step if second else -1)
 
 
 class SumShard:
@@ -124,10 +125,11 @@ class SumShard:
             raise Malformed("range", f"{size} bytes at {offset} of part {part}, which has {whole}")
         if data is not None and len(data) != size:
             raise Malformed("size", f"{len(data)} bytes where {size} are announced")
-        if not here.latest - 1 <= step <= here.latest + 1 + self._restarted and here.latest >= 0:
-            if step < here.latest:
+        latest = here.latest
+        if not latest - 1 <= step <= latest + 1 + self._restarted and latest >= 0:
+            if step < latest:
                 return []
-            raise Malformed("round", f"round {step} of part {part}, which is in round {here.latest}")
+            raise Malformed("round", f"round {step} of part {part}, which is in round {latest}")
         found = here.rounds[step & 1]
         if found is None or found.step < step:
             if found is not None and not found.coverage.whole and not self._restarted:
@@ -214,14 +216,15 @@ class SumShard:
     def _add(
         self, held: _Held, found: _Round, worker: int, start: int, end: int, data: memoryview | None
     ) -> list[Delivery]:
-        deliveries = [
-            Delivery(worker, value)
-            for first, last in found.coverage.has(worker, start, end)
-            for low, high in found.coverage.complete(first, last)
-            for value in self._values(held, found, low, high)
-            if not found.held >> worker & 1
-        ]
         new, complete = found.coverage.add(worker, start, end)
+        deliveries: list[Delivery] = []
+        if new != [(start, end)] and not found.held >> worker & 1:
+            deliveries += [
+                Delivery(worker, value)
+                for first, last in _between(new, start, end)
+                for low, high in found.coverage.complete(first, last)
+                for value in self._values(held, found, low, high)
+            ]
         if data is not None:
             for low, high in new:
                 found.pushed[worker].append(Pushed(low, data[low - start : high - start]))
@@ -263,6 +266,16 @@ class SumShard:
             start = min(end, high)
         if start < end:
             yield Value(index, step, start, end, out[start:end])
+
+
+def _between(ranges: Sequence[Range], start: int, end: int) -> Iterator[Range]:
+    """Yield what ``ranges``, in order, leave of ``[start, end)``."""
+    for low, high in ranges:
+        if start < low:
+            yield start, low
+        start = high
+    if start < end:
+        yield start, end
 
 
 class Mode(Protocol):

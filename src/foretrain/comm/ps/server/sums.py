@@ -100,9 +100,13 @@ def _within(pushed: Sequence[Pushed], start: int, end: int) -> list[Pushed]:
     """Return the pieces of ``pushed`` in ``[start, end)``, cut to it."""
     found = []
     for each in pushed:
-        low, high = max(start, each.offset), min(end, each.end)
-        if low < high:
-            found.append(Pushed(low, each.data[low - each.offset : high - each.offset]))
+        offset, data = each
+        last = offset + len(data)
+        if start <= offset and last <= end:
+            found.append(each)
+        elif offset < end and start < last:
+            low, high = max(start, offset), min(end, last)
+            found.append(Pushed(low, data[low - offset : high - offset]))
     return found
 
 

@@ -1,0 +1,166 @@
+"""``foretrain accuracy add``: a run that somebody measured, checked and added to a table of such runs.
+
+The table is TOML, one ``[[run]]`` for each; benchmarks/data/contributed.toml in a checkout of foretrain is the one that
+benchmarks/accuracy.py compares with forecasts. A file to add has the keys of one run, `MeasuredRun`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+import sys
+import tomllib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from foretrain.errors import ConfigError, unknown
+from foretrain.files import read_text, write_atomically
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+HELP = "Add a measured run to those that forecasts are compared with."
+_REMEDY = "see 'foretrain accuracy add' in the reference of commands for the format"
+_NEEDED = ("command", "cluster", "step_time", "contributor", "source", "software", "date")
+_KEYS = (*_NEEDED, "stack", "memory", "calibration", "notes")
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """A run that was measured.
+
+    Attributes:
+        command: the script and its arguments, as torchrun ran it.
+        cluster: in the notation of ``foretrain simulate --cluster``, with its device.
+        step_time: of an iteration, with its unit; of steps after the first few.
+        contributor: who measured.
+        source: where the measurement can be looked up: a log, a page.
+        software: framework, version, PyTorch, CUDA.
+        date: of the measurement, ISO 8601.
+        stack: the name of the framework's factor, as for ``--factor``; empty if there is none.
+        memory: peak reserved on a GPU, with its unit; empty if it was not measured.
+        calibration: a file of ``foretrain calibrate`` on that GPU, which the forecast uses; empty if there is none.
+        notes: what else is to be known.
+    """
+
+    command: str
+    cluster: str
+    step_time: str
+    contributor: str
+    source: str
+    software: str
+    date: str
+    stack: str = ""
+    memory: str = ""
+    calibration: str = ""
+    notes: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """Return what tells measurements apart: a second one with the same replaces the first."""
+        return self.command, self.cluster, self.contributor, self.date
+
+
+def measured_run(entry: dict[str, Any]) -> MeasuredRun:
+    """Return a checked run; ConfigError names the key, its value and the remedy."""
+    from foretrain.device import stack_factor
+    from foretrain.device.calibration import load
+    from foretrain.device.presets import preset
+    from foretrain.network.deployment_notation import deployment
+    from foretrain.units import format_size, parse_size, parse_time
+
+    for key in entry:
+        if key not in _KEYS:
+            raise unknown("key", key, _KEYS)
+    for key in _NEEDED:
+        if key not in entry:
+            raise ConfigError(key, None, "is missing", _REMEDY)
+    if isinstance(entry["date"], datetime.date):
+        entry = {**entry, "date": entry["date"].isoformat()}
+    for key, value in entry.items():
+        if not isinstance(value, str) or (key in _NEEDED and not value.strip()):
+            raise ConfigError(key, value, "is no text, or empty", _REMEDY)
+    found = MeasuredRun(**entry)
+    try:
+        words, date = shlex.split(found.command), datetime.date.fromisoformat(found.date)
+    except ValueError as error:
+        raise ConfigError("command or date", f"{found.command}; {found.date}", f"is wrong: {error}", _REMEDY) from error
+    if date > datetime.datetime.now(datetime.UTC).date():
+        raise ConfigError("date", found.date, "is in the future", "write the day of the measurement, e.g. 2026-11-25")
+    if not words or not words[0].endswith(".py"):
+        remedy = "write the script and its arguments, without torchrun and its options"
+        raise ConfigError("command", found.command, "does not begin with a script", remedy)
+    where = deployment(found.cluster)
+    if where.device is None:
+        raise ConfigError("cluster", found.cluster, "does not say which GPUs it has", "add e.g. ',device=H100'")
+    if not parse_time(found.step_time, "step_time"):
+        raise ConfigError("step_time", found.step_time, "is 0", "write e.g. '2.84 s'")
+    device = preset(where.device)
+    if found.memory and parse_size(found.memory, "memory") > device.memory:
+        remedy = f"{device.name} has {format_size(device.memory)}; is it the sum of several GPUs, or another GPU?"
+        raise ConfigError("memory", found.memory, "is more than a GPU has", remedy)
+    if found.stack:
+        stack_factor(device, found.stack)
+    if found.calibration:
+        load(Path(found.calibration))
+    return found
+
+
+def load_runs(path: Path) -> list[MeasuredRun]:
+    """Return the runs of a table; none where there is no such file."""
+    if not path.exists():
+        return []
+    entries = _parsed(path).get("run", [])
+    return [measured_run(entry) for entry in entries]
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(read_text(path, "run", _REMEDY))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError("run", str(path), f"is no TOML: {error}", _REMEDY) from error
+
+
+def _text(runs: Sequence[MeasuredRun]) -> str:
+    """Return a table as TOML; its basic strings are JSON's."""
+    from json import dumps
+
+    def entry(run: MeasuredRun) -> str:
+        lines = (f"{key} = {dumps(value, ensure_ascii=False)}\n" for key, value in asdict(run).items() if value)
+        return "[[run]]\n" + "".join(lines)
+
+    return "\n".join(map(entry, runs))
+
+
+def add(
+    run: Annotated[Path, tyro.conf.arg(metavar="FILE")],
+    /,
+    *,
+    into: Path = Path("benchmarks/data/contributed.toml"),
+) -> None:
+    """Check a measured run and add it to a table; one of the same command, cluster, contributor and date is replaced.
+
+    Args:
+        run: a TOML file: command, cluster, step_time, contributor, source, software, date; where known stack, memory,
+            calibration, notes.
+        into: the table.
+    """
+    new = measured_run(_parsed(run))
+    if not into.parent.is_dir():
+        remedy = "run this in a checkout of foretrain, or name a table with --into"
+        raise ConfigError("into", str(into), f"is in no folder: there is no {into.parent}", remedy)
+    before = load_runs(into)
+    rest = [one for one in before if one.key != new.key]
+    write_atomically(into, _text(sorted([*rest, new], key=lambda one: one.key)))
+    factor = f" --factor {new.stack}" if new.stack else ""
+    sys.stdout.write(
+        f"{into}: {len(rest) + 1} runs, {'one replaced' if len(rest) < len(before) else 'one more'}\n"
+        f"compare: foretrain simulate --cluster {shlex.quote(new.cluster)}{factor} {new.command}\n"
+    )
+
+
+COMMANDS = {"add": add}
+"""Subcommands of ``foretrain accuracy`` by name."""

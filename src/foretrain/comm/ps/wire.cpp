@@ -1,0 +1,745 @@
+// Messages of the parameter server over TCP: framing, tags, bytes from and to their places.
+//
+// A wire has one thread, which receives, checks tags, and sends what the kernel did not take at once. Its owner, another
+// thread, queues messages and calls `poll`, which sends them, waits, and returns what has happened as a batch. Receiving
+// does not wait for the owner: acknowledgements of TCP that did would tell BBR of a slow network. A message is a prefix
+// of 64 bytes and a payload:
+//
+//     4 bytes   length of the payload
+//     44        header, as frames.py has it; bytes 8 to 15 are the message's place in its direction
+//     16        tag over all of that and the payload; zero before there is a key
+//
+// Note [Places]. Payloads are received where they stay, in slabs that the owner gives, one message behind the other.
+// A slab is the owner's again when nothing more is received into it. Without a slab nothing is received: the sender's
+// window closes, so that memory is bounded. What is sent is sent from where it is; the owner keeps it until a SENT event
+// says that the kernel has it. Few bytes are copied instead.
+//
+// Note [Strangers]. Of a connection without a key no more is read than a handshake needs, and it is closed when it has
+// none after some seconds, or when too many wait; so it holds neither memory nor a place for longer. A connection with
+// a key is closed by the first message whose tag or place is wrong.
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "gmac.h"
+
+namespace {
+
+const int64_t HEADER = 44, PREFIX = 64, SMALL = 4 << 10, ALIGN = 64;
+const int64_t TURN = 256 << 10;     // bytes to receive of one connection before others have their turn
+const int64_t BUFFER = 2 << 20;     // bytes that the kernel may hold to send, so that it does while the owner decides
+const int PIECES = 64;              // of one call of the kernel
+
+enum What : int64_t { OPENED, MESSAGE, CLOSED, SENT, SLAB, WANTED, WATCHED };
+
+const int64_t STRANGE = -2;  // slab of a message without a key: its payload's address is in `at`, until the next `poll`
+// Why a connection was closed; errno otherwise.
+enum Why : int64_t { HUNG_UP = 0, NO_MESSAGE = -1, TOO_LARGE = -2, FORGED = -3, LATE = -4, CROWDED = -5 };
+
+#pragma pack(push, 1)
+struct Prefix {
+    uint32_t length;
+    uint8_t header[HEADER];
+    uint8_t tag[16];
+};
+struct Event {
+    int64_t connection, what;
+    int64_t slab, at, length;       // MESSAGE: where the payload is. CLOSED: why, in `at`. SENT: how many, in `at`.
+                                    // SLAB: its number, in `at`. WANTED: bytes of a slab, in `at`
+    uint8_t header[HEADER];
+    uint8_t unused[4];
+};
+#pragma pack(pop)
+static_assert(sizeof(Prefix) == PREFIX && sizeof(Event) == 88, "the layout is the protocol");
+
+struct Message {                    // on its way out
+    Prefix prefix;
+    std::vector<iovec> pieces;      // the prefix is not among them
+    std::vector<char> copy;
+    int64_t size, sent = 0;
+    bool sealed = false;
+};
+
+struct Connection {
+    int64_t number;
+    int fd;
+    bool connecting, accepted;
+    uint32_t interest = 0;
+    int64_t deadline = 0;           // ns; of a stranger
+    std::unique_ptr<Gmac> sending, receiving;
+    uint64_t said = 0, heard = 0;   // messages with tags
+    std::deque<std::unique_ptr<Message>> out;
+    int64_t sent = 0, told = 0;     // whole messages; those that the owner knows of
+    bool finishing = false;
+    bool held = false;              // a stranger's message waits for the owner
+    // Of the message that is being received.
+    Prefix prefix;
+    int64_t got = 0;                // bytes, of prefix and payload
+    char* place = nullptr;
+    int64_t slab = -1, at = 0;
+    std::vector<char> strange;      // payload of a stranger
+};
+
+struct Slab {
+    char* memory;
+    int64_t size, used = 0, pending = 0;        // bytes handed out; messages that are being received into it
+};
+
+// A size that is set is not adapted any more, and a smaller one than wanted would be worse than that.
+bool may_buffer() {
+    static const bool may = [] {
+        char text[32] = {0};
+        int fd = ::open("/proc/sys/net/core/wmem_max", O_RDONLY | O_CLOEXEC);
+        bool found = fd >= 0 && ::read(fd, text, sizeof text - 1) > 0;
+        if (fd >= 0) ::close(fd);
+        return found && std::atoll(text) >= BUFFER;
+    }();
+    return may;
+}
+
+int64_t now_ns() {
+    timespec now;
+    ::clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+bool later() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
+
+class Wire {
+  public:
+    Wire(int64_t most, int64_t handshake) : most_(most), handshake_(handshake), poll_(::epoll_create1(EPOLL_CLOEXEC)) {
+        control(EPOLL_CTL_ADD, stop_, EPOLLIN, STOP);
+        thread_ = std::thread([this] { work(); });
+    }
+
+    ~Wire() {
+        {
+            Lock lock(mutex_);
+            stopping_ = true;
+        }
+        wake(stop_);
+        if (thread_.joinable()) thread_.join();
+        for (auto& each : connections_) ::close(each.second->fd);
+        if (listening_ >= 0) ::close(listening_);
+        for (int each : {poll_, ready_, stop_}) ::close(each);
+    }
+
+    // Wakes `poll` when `fd` is readable; it stays the caller's.
+    void watch(int fd) { watched_ = fd; }
+
+    // Returns the port, or minus errno. `patience` is the ns that a stranger has, `crowd` how many may wait.
+    int64_t listen(const char* host, const char* port, int64_t patience, int64_t crowd) {
+        Lock lock(mutex_);
+        patience_ = patience, crowd_ = crowd;
+        addrinfo* found = resolved(host, port);
+        if (!found) return -EADDRNOTAVAIL;
+        listening_ = ::socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+        int yes = 1;
+        ::setsockopt(listening_, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+        int failed = listening_ < 0 || ::bind(listening_, found->ai_addr, found->ai_addrlen) || ::listen(listening_, 128);
+        ::freeaddrinfo(found);
+        if (failed) return -errno;
+        control(EPOLL_CTL_ADD, listening_, EPOLLIN, LISTEN);
+        sockaddr_storage bound;
+        socklen_t size = sizeof bound;
+        ::getsockname(listening_, reinterpret_cast<sockaddr*>(&bound), &size);
+        return ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(bound).sin6_port
+                                                 : reinterpret_cast<sockaddr_in&>(bound).sin_port);
+    }
+
+    // Returns the number of a connection that OPENED or CLOSED will tell of, or minus errno.
+    int64_t connect(const char* host, const char* port) {
+        addrinfo* found = resolved(host, port);
+        if (!found) return -EADDRNOTAVAIL;
+        int fd = ::socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+        int failed = fd < 0 || (::connect(fd, found->ai_addr, found->ai_addrlen) && errno != EINPROGRESS) ? errno : 0;
+        ::freeaddrinfo(found);
+        if (failed) {
+            if (fd >= 0) ::close(fd);
+            return -failed;
+        }
+        Lock lock(mutex_);
+        return add(fd, true, false).number;
+    }
+
+    void give(int64_t slab, char* memory, int64_t size) {
+        Lock lock(mutex_);
+        slabs_[slab] = {memory, size};
+        std::vector<int64_t> starved;
+        starved.swap(starved_);
+        for (int64_t number : starved)
+            if (Connection* c = find(number)) interest(*c);
+    }
+
+    bool set_keys(int64_t number, const uint8_t* sending, const uint8_t* receiving, int64_t heard) {
+        Lock lock(mutex_);
+        Connection* c = find(number);
+        if (!c) return false;
+        c->sending.reset(new Gmac(sending)), c->receiving.reset(new Gmac(receiving));
+        c->heard = heard, c->said = 0, c->deadline = 0;
+        return true;
+    }
+
+    // `pieces` are `count` pairs of address and size. Returns the message's number plus one if the owner must keep
+    // them until it is SENT, 0 if they were copied, −1 if there is no such connection.
+    int64_t send(int64_t number, const uint8_t* header, const int64_t* pieces, int64_t count) {
+        Lock lock(mutex_);
+        Connection* c = find(number);
+        if (!c || c->finishing) return -1;
+        std::unique_ptr<Message> made(new Message);
+        int64_t length = 0;
+        for (int64_t i = 0; i < count; ++i) length += pieces[2 * i + 1];
+        made->prefix.length = uint32_t(length), made->size = PREFIX + length;
+        std::memcpy(made->prefix.header, header, HEADER);
+        std::memset(made->prefix.tag, 0, 16);
+        if (length <= SMALL) {
+            made->copy.resize(length);
+            char* to = made->copy.data();
+            for (int64_t i = 0; i < count; to += pieces[2 * i + 1], ++i)
+                std::memcpy(to, reinterpret_cast<const char*>(pieces[2 * i]), pieces[2 * i + 1]);
+            if (length) made->pieces.push_back({made->copy.data(), size_t(length)});
+        } else {
+            for (int64_t i = 0; i < count; ++i)
+                if (pieces[2 * i + 1])
+                    made->pieces.push_back({reinterpret_cast<void*>(pieces[2 * i]), size_t(pieces[2 * i + 1])});
+        }
+        if (c->sending) {
+            std::memcpy(made->prefix.header + 8, &c->said, 8);
+            ++c->said;
+        } else {
+            made->sealed = true;    // there is nothing to seal it with
+        }
+        c->out.push_back(std::move(made));
+        dirty_.push_back(number);
+        return length <= SMALL ? 0 : c->sent + int64_t(c->out.size());
+    }
+
+    // Gives to the kernel what it takes now.
+    void flush() {
+        Lock lock(mutex_);
+        flush_all();
+    }
+
+    void flush_all() {
+        std::vector<int64_t> dirty;
+        dirty.swap(dirty_);
+        for (int64_t number : dirty)
+            if (Connection* c = find(number)) flush(*c);
+    }
+
+    // Closes a connection, now or with `orderly` when all is sent and the peer has closed its end.
+    void close(int64_t number, bool orderly) {
+        Lock lock(mutex_);
+        Connection* c = find(number);
+        if (!c) return;
+        if (!orderly) return remove(*c);
+        finish(*c);
+    }
+
+    // Accepts nothing more, and closes all connections in an orderly way; returns how many are still open.
+    int64_t finish() {
+        Lock lock(mutex_);
+        if (listening_ >= 0) ::close(listening_), listening_ = -1;
+        std::vector<Connection*> all;
+        for (auto& each : connections_) all.push_back(each.second.get());
+        for (Connection* c : all) {
+            if (c->connecting) {
+                remove(*c);
+            } else if (!c->finishing) {
+                finish(*c);
+            }
+        }
+        return int64_t(connections_.size());
+    }
+
+    int64_t poll(int64_t milliseconds, Event* events, int64_t most) {
+        {
+            Lock lock(mutex_);
+            events_ = events, room_ = most, count_ = 0;
+            flush_all();
+            // The owner has seen what it was told of the last time, and set keys.
+            shown_strange_.clear();
+            for (int64_t number : shown_) {
+                if (Connection* c = find(number)) {
+                    c->held = false;
+                    interest(*c);
+                }
+            }
+            shown_.clear();
+            hand_over();
+            if (count_) return count_;
+            sleeping_ = true;
+        }
+        pollfd what[2] = {{ready_, POLLIN, 0}, {watched_, POLLIN, 0}};
+        ::poll(what, 2, int(milliseconds));
+        Lock lock(mutex_);
+        sleeping_ = false;
+        uint64_t count;
+        if (what[0].revents && ::read(ready_, &count, sizeof count) < 0) return 0;
+        if (what[1].revents) tell(-1, WATCHED);
+        hand_over();
+        return count_;
+    }
+
+  private:
+    static const uint64_t LISTEN = ~0ull, STOP = ~1ull;
+    using Lock = std::lock_guard<std::mutex>;
+
+    static void wake(int fd) {
+        uint64_t one = 1;
+        if (::write(fd, &one, sizeof one) < 0) return;  // it is full: the reader wakes anyway
+    }
+
+    void work() {
+        int64_t wait = 1000;
+        for (;;) {
+            epoll_event ready[64];
+            int found = ::epoll_wait(poll_, ready, 64, int(wait));
+            for (int i = 0; i < found; ++i) {
+                Lock lock(mutex_);  // for each, so that the owner has its turn
+                uint64_t who = ready[i].data.u64;
+                if (who == LISTEN) {
+                    accept();
+                } else if (Connection* c = who == STOP ? nullptr : find(int64_t(who))) {
+                    serve(*c, ready[i].events);
+                }
+            }
+            Lock lock(mutex_);
+            if (stopping_) return;
+            int64_t now = now_ns();
+            judge(now);
+            wait = next_deadline_ ? std::min<int64_t>(1000, std::max<int64_t>(0, (next_deadline_ - now) / 1000000 + 1)) : 1000;
+            if (!late_.empty() && sleeping_) sleeping_ = false, wake(ready_);
+        }
+    }
+
+    static addrinfo* resolved(const char* host, const char* port) {
+        addrinfo hints{}, *found = nullptr;
+        hints.ai_socktype = SOCK_STREAM, hints.ai_flags = AI_NUMERICSERV;
+        return ::getaddrinfo(host, port, &hints, &found) ? nullptr : found;
+    }
+
+    // The kernel may choose the very port that is dialled as the local one.
+    static bool to_itself(int fd) {
+        sockaddr_storage here{}, there{};
+        socklen_t size = sizeof here, other = sizeof there;
+        ::getsockname(fd, reinterpret_cast<sockaddr*>(&here), &size);
+        ::getpeername(fd, reinterpret_cast<sockaddr*>(&there), &other);
+        return size == other && std::memcmp(&here, &there, size) == 0;
+    }
+
+    void control(int how, int fd, uint32_t events, uint64_t who) {
+        epoll_event wanted{};
+        wanted.events = events, wanted.data.u64 = who;
+        ::epoll_ctl(poll_, how, fd, &wanted);
+    }
+
+    Connection& add(int fd, bool connecting, bool accepted) {
+        int yes = 1;
+        ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+        int size = BUFFER;
+        if (may_buffer()) ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
+        std::unique_ptr<Connection> made(new Connection);
+        made->number = ++numbers_, made->fd = fd, made->connecting = connecting, made->accepted = accepted;
+        Connection& c = *(connections_[made->number] = std::move(made));
+        c.interest = connecting ? EPOLLOUT : EPOLLIN;
+        control(EPOLL_CTL_ADD, fd, c.interest, uint64_t(c.number));
+        return c;
+    }
+
+    Connection* find(int64_t number) {
+        auto found = connections_.find(number);
+        return found == connections_.end() ? nullptr : found->second.get();
+    }
+
+    // Waits for what the connection can do now.
+    void interest(Connection& c) {
+        bool starved = std::find(starved_.begin(), starved_.end(), c.number) != starved_.end();
+        uint32_t wanted = 0;
+        if (c.connecting || !c.out.empty()) wanted |= EPOLLOUT;
+        if (!c.connecting && !starved && !c.held) wanted |= EPOLLIN;
+        if (wanted != c.interest) control(EPOLL_CTL_MOD, c.fd, c.interest = wanted, uint64_t(c.number));
+    }
+
+    void tell(int64_t connection, int64_t what, int64_t at = 0) {
+        Event made{};
+        made.connection = connection, made.what = what, made.at = at;
+        late_.push_back(made);
+    }
+
+    // Events that do not fit are told of in the next turn, in order.
+    void hand_over() {
+        for (auto& each : connections_) {
+            Connection& c = *each.second;
+            if (c.sent > c.told) tell(c.number, SENT, c.told = c.sent);
+        }
+        while (!late_.empty() && count_ < room_) {
+            const Event& event = events_[count_++] = late_.front();
+            if (event.what == MESSAGE && find(event.connection) && find(event.connection)->held)
+                shown_.push_back(event.connection);
+            if (event.slab == STRANGE) {
+                shown_strange_.push_back(std::move(strange_.front()));
+                strange_.pop_front();
+            }
+            late_.pop_front();
+        }
+    }
+
+    // A peer that does not close its end in turn has as long as a stranger.
+    void finish(Connection& c) {
+        c.finishing = true;
+        if (!c.deadline) c.deadline = now_ns() + patience_;
+        if (!next_deadline_ || c.deadline < next_deadline_) next_deadline_ = c.deadline;
+        flush(c);
+    }
+
+    void remove(Connection& c) {
+        if (c.slab >= 0) leave(c.slab);
+        ::close(c.fd);
+        connections_.erase(c.number);
+    }
+
+    void fail(Connection& c, int64_t why) {
+        tell(c.number, CLOSED, why);
+        remove(c);
+    }
+
+    void accept() {
+        for (int i = 0; i < 64; ++i) {
+            int fd = ::accept4(listening_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+            if (fd < 0) {
+                // Without descriptors the oldest stranger makes room.
+                if ((errno == EMFILE || errno == ENFILE) && crowd_out()) continue;
+                return;
+            }
+            Connection& c = add(fd, false, true);
+            c.deadline = now_ns() + patience_;
+            if (!next_deadline_) next_deadline_ = c.deadline;
+            int64_t waiting = 0;
+            for (auto& each : connections_) waiting += each.second->accepted && !each.second->receiving;
+            if (waiting > crowd_) crowd_out();
+        }
+    }
+
+    bool crowd_out() {
+        for (auto& each : connections_) {   // by age
+            if (each.second->accepted && !each.second->receiving) return fail(*each.second, CROWDED), true;
+        }
+        return false;
+    }
+
+    void judge(int64_t now) {
+        if (!next_deadline_ || now < next_deadline_) return;
+        next_deadline_ = 0;
+        std::vector<Connection*> late;
+        for (auto& each : connections_) {
+            Connection& c = *each.second;
+            if (!c.deadline) continue;
+            if (now >= c.deadline) {
+                late.push_back(&c);
+            } else if (!next_deadline_ || c.deadline < next_deadline_) {
+                next_deadline_ = c.deadline;
+            }
+        }
+        for (Connection* c : late) fail(*c, LATE);
+    }
+
+    void serve(Connection& c, uint32_t events) {
+        if (c.connecting) {
+            int error = 0;
+            socklen_t size = sizeof error;
+            ::getsockopt(c.fd, SOL_SOCKET, SO_ERROR, &error, &size);
+            if (error || to_itself(c.fd)) return fail(c, error ? error : ECONNREFUSED);
+            c.connecting = false;
+            tell(c.number, OPENED);
+            interest(c);
+            return;
+        }
+        int64_t number = c.number;
+        if (events & EPOLLOUT) flush(c);
+        if (events & (EPOLLIN | EPOLLHUP | EPOLLERR) && find(number)) receive(c);
+    }
+
+    // ── sending ──
+
+    void seal(Connection& c, Message& message) {
+        uint64_t place;
+        std::memcpy(&place, message.prefix.header + 8, 8);
+        Gmac::Sum sum(*c.sending);
+        sum.add(&message.prefix, PREFIX - 16);
+        for (const iovec& each : message.pieces) sum.add(each.iov_base, each.iov_len);
+        sum.finish(place, message.prefix.tag);
+        message.sealed = true;
+    }
+
+    void flush(Connection& c) {
+        if (c.connecting) return;
+        while (!c.out.empty()) {
+            iovec pieces[PIECES];
+            int count = 0;
+            int64_t gathered = 0;
+            for (auto& message : c.out) {
+                if (count >= PIECES - 1 || gathered >= (256 << 10)) break;
+                if (!message->sealed) seal(c, *message);
+                int64_t skip = message->sent;
+                auto put = [&](const void* at, int64_t size) {
+                    if (skip >= size) return void(skip -= size);
+                    if (count == PIECES) return;
+                    pieces[count++] = {const_cast<char*>(static_cast<const char*>(at)) + skip, size_t(size - skip)};
+                    gathered += size - skip, skip = 0;
+                };
+                put(&message->prefix, PREFIX);
+                for (const iovec& each : message->pieces) put(each.iov_base, int64_t(each.iov_len));
+            }
+            msghdr what{};
+            what.msg_iov = pieces, what.msg_iovlen = size_t(count);
+            ssize_t sent = ::sendmsg(c.fd, &what, MSG_DONTWAIT | MSG_NOSIGNAL);
+            if (sent < 0) {
+                // What has come before stays to be read; reading then shows the end.
+                if (!later()) c.out.clear();
+                break;
+            }
+            while (sent > 0) {
+                Message& first = *c.out.front();
+                int64_t part = std::min<int64_t>(sent, first.size - first.sent);
+                first.sent += part, sent -= part;
+                if (first.sent == first.size) c.out.pop_front(), ++c.sent;
+            }
+        }
+        if (c.out.empty() && c.finishing) ::shutdown(c.fd, SHUT_WR);
+        interest(c);
+    }
+
+    // ── receiving ──
+
+    void leave(int64_t slab) {
+        Slab& left = slabs_[slab];
+        --left.pending;
+        // The last is kept, for what comes next.
+        if (left.pending == 0 && slab != current_) retire(slab);
+    }
+
+    void retire(int64_t slab) {
+        slabs_.erase(slab);
+        tell(-1, SLAB, slab);
+    }
+
+    // Finds room for a payload; returns false if there is none.
+    bool reserve(Connection& c, int64_t length) {
+        int64_t size = (length + ALIGN - 1) / ALIGN * ALIGN;
+        auto fits = [&](int64_t number) {
+            auto found = slabs_.find(number);
+            return found != slabs_.end() && found->second.size - found->second.used >= size;
+        };
+        if (!fits(current_)) {
+            int64_t before = current_, next = -1;
+            for (auto& each : slabs_)
+                if (each.first != before && each.second.used == 0 && each.second.size >= size) {
+                    next = each.first;
+                    break;
+                }
+            if (next < 0) {
+                if (std::find(starved_.begin(), starved_.end(), c.number) == starved_.end()) {
+                    starved_.push_back(c.number);
+                    tell(-1, WANTED, size);
+                }
+                interest(c);
+                return false;
+            }
+            current_ = next;
+            auto old = slabs_.find(before);
+            if (old != slabs_.end() && old->second.pending == 0) retire(before);
+        }
+        Slab& slab = slabs_[current_];
+        c.slab = current_, c.at = slab.used, c.place = slab.memory + slab.used;
+        slab.used += size, ++slab.pending;
+        return true;
+    }
+
+    // Receives as much as there is; the next prefix comes with the payload before it, in one call.
+    void receive(Connection& c) {
+        if (c.finishing) return discard(c);
+        for (int64_t turn = 0; turn < TURN;) {
+            int64_t length = c.got >= PREFIX ? int64_t(c.prefix.length) : 0;
+            if (length && !c.place && !begin(c)) return;
+            iovec pieces[2];
+            int count = 0;
+            int64_t left = 0;
+            Prefix next;
+            if (c.got < PREFIX) {
+                pieces[count++] = {reinterpret_cast<char*>(&c.prefix) + c.got, size_t(PREFIX - c.got)};
+            } else {
+                left = PREFIX + length - c.got;
+                pieces[count++] = {c.place + (c.got - PREFIX), size_t(left)};
+                // A stranger's next message may need a key that its owner is about to set.
+                if (c.receiving) pieces[count++] = {&next, PREFIX};
+            }
+            msghdr what{};
+            what.msg_iov = pieces, what.msg_iovlen = size_t(count);
+            ssize_t got = ::recvmsg(c.fd, &what, MSG_DONTWAIT);
+            if (got < 0) {
+                if (later()) return;
+                return fail(c, errno);
+            }
+            if (got == 0) return fail(c, HUNG_UP);
+            turn += got;
+            int64_t over = length ? std::max<int64_t>(0, got - left) : 0;
+            c.got += got - over;
+            if (length) {
+                if (c.got < PREFIX + length) continue;
+                bool known = c.receiving != nullptr;
+                if (!complete(c)) return;
+                c.prefix = next, c.got = over;
+                if (!known) return;
+            }
+            if (c.got == PREFIX) {
+                if (!look(c)) return;
+                if (c.prefix.length == 0) {
+                    c.got = 0;
+                    if (!complete(c) || !c.receiving) return;
+                }
+            }
+        }
+    }
+
+    // Its owner wants nothing more of this connection.
+    void discard(Connection& c) {
+        char nowhere[16 << 10];
+        for (int64_t turn = 0; turn < TURN;) {
+            ssize_t got = ::recv(c.fd, nowhere, sizeof nowhere, MSG_DONTWAIT);
+            if (got < 0 && later()) return;
+            if (got <= 0) return fail(c, HUNG_UP);
+            turn += got;
+        }
+    }
+
+    // Looks at a prefix; returns false where the connection is closed.
+    bool look(Connection& c) {
+        if (std::memcmp(c.prefix.header, "fs", 2) != 0) return fail(c, NO_MESSAGE), false;
+        if (int64_t(c.prefix.length) > (c.receiving ? most_ : handshake_)) return fail(c, TOO_LARGE), false;
+        return true;
+    }
+
+    // Finds a place for a payload whose prefix has come.
+    bool begin(Connection& c) {
+        if (c.receiving) return reserve(c, c.prefix.length);
+        c.strange.resize(c.prefix.length);
+        c.place = c.strange.data();
+        return true;
+    }
+
+    // Takes a whole message; returns false where the connection is closed.
+    bool complete(Connection& c) {
+        int64_t length = c.prefix.length;
+        if (c.receiving) {
+            uint64_t place;
+            uint8_t tag[16];
+            std::memcpy(&place, c.prefix.header + 8, 8);
+            Gmac::Sum sum(*c.receiving);
+            sum.add(&c.prefix, PREFIX - 16);
+            if (length) sum.add(c.place, size_t(length));
+            sum.finish(place, tag);
+            uint8_t wrong = 0;
+            for (int i = 0; i < 16; ++i) wrong |= tag[i] ^ c.prefix.tag[i];
+            if (wrong || place != c.heard) return fail(c, FORGED), false;
+            ++c.heard;
+        }
+        Event made{};
+        made.connection = c.number, made.what = MESSAGE;
+        made.slab = c.slab, made.at = c.at, made.length = length;
+        std::memcpy(made.header, c.prefix.header, HEADER);
+        late_.push_back(made);
+        if (!c.receiving && length) {
+            late_.back().slab = STRANGE, late_.back().at = reinterpret_cast<int64_t>(c.place);
+            strange_.push_back(std::move(c.strange));
+        }
+        if (!c.receiving) {
+            c.held = true;
+            interest(c);
+        }
+        int64_t slab = c.slab;
+        c.slab = -1, c.place = nullptr;
+        if (slab >= 0) leave(slab);
+        return true;
+    }
+
+    int64_t most_, handshake_;      // bytes of a payload: with a key, and without
+    int poll_, listening_ = -1, watched_ = -1;
+    int64_t patience_ = 5000000000, crowd_ = 0, numbers_ = 0, next_deadline_ = 0, current_ = -1;
+    std::map<int64_t, std::unique_ptr<Connection>> connections_;
+    std::map<int64_t, Slab> slabs_;
+    std::vector<int64_t> dirty_, starved_;
+    std::deque<Event> late_;
+    std::deque<std::vector<char>> strange_;         // payloads of strangers that the owner has yet to see
+    std::vector<std::vector<char>> shown_strange_;  // that it is looking at
+    std::vector<int64_t> shown_;                    // held connections whose message it is looking at
+    std::mutex mutex_;
+    std::thread thread_;
+    int ready_ = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);  // something is there for the owner
+    int stop_ = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    bool sleeping_ = false, stopping_ = false;
+    Event* events_ = nullptr;
+    int64_t room_ = 0, count_ = 0;
+};
+
+}  // namespace
+
+#define EXPORTED extern "C" __attribute__((visibility("default")))
+
+EXPORTED Wire* foretrain_wire_new(int64_t most, int64_t handshake) { return new Wire(most, handshake); }
+EXPORTED void foretrain_wire_delete(Wire* wire) { delete wire; }
+EXPORTED void foretrain_wire_watch(Wire* wire, int64_t fd) { wire->watch(int(fd)); }
+EXPORTED int64_t foretrain_wire_listen(Wire* wire, const char* host, const char* port, int64_t patience, int64_t crowd) {
+    return wire->listen(host, port, patience, crowd);
+}
+EXPORTED int64_t foretrain_wire_connect(Wire* wire, const char* host, const char* port) {
+    return wire->connect(host, port);
+}
+EXPORTED void foretrain_wire_give(Wire* wire, int64_t slab, char* memory, int64_t size) {
+    wire->give(slab, memory, size);
+}
+EXPORTED int64_t foretrain_wire_finish(Wire* wire) { return wire->finish(); }
+EXPORTED void foretrain_wire_flush(Wire* wire) { wire->flush(); }
+EXPORTED int64_t foretrain_wire_keys(Wire* wire, int64_t number, const uint8_t* sending, const uint8_t* receiving,
+                                     int64_t heard) {
+    return wire->set_keys(number, sending, receiving, heard);
+}
+EXPORTED int64_t foretrain_wire_send(Wire* wire, int64_t number, const uint8_t* header, const int64_t* pieces,
+                                     int64_t count) {
+    return wire->send(number, header, pieces, count);
+}
+EXPORTED void foretrain_wire_close(Wire* wire, int64_t number, int64_t orderly) { wire->close(number, orderly); }
+EXPORTED int64_t foretrain_wire_poll(Wire* wire, int64_t milliseconds, Event* events, int64_t most) {
+    return wire->poll(milliseconds, events, most);
+}
+// Writes the tag of a message, of 48 bytes before its tag and `size` of payload.
+EXPORTED void foretrain_wire_tag(const uint8_t* key, uint64_t place, const uint8_t* prefix, const uint8_t* payload,
+                                 int64_t size, uint8_t* tag) {
+    Gmac keys(key);
+    Gmac::Sum sum(keys);
+    sum.add(prefix, PREFIX - 16);
+    sum.add(payload, size_t(size));
+    sum.finish(place, tag);
+}

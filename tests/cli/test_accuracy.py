@@ -1,0 +1,68 @@
+"""``foretrain accuracy add``: checks a measured run, and merges it into a table."""
+
+import tomllib
+
+import pytest
+
+from foretrain.cli.accuracy import add, load_runs
+from foretrain.errors import ConfigError
+
+RUN = {
+    "command": "train.py --batch 2",
+    "cluster": "dgx-h100:1,device=H100",
+    "step_time": "2.84 s",
+    "contributor": "Ada",
+    "source": "log of a night",
+    "software": "torch 2.6",
+    "date": "2025-11-25",
+}
+
+
+def written(tmp_path, **changes):
+    path = tmp_path / "run.toml"
+    entry = {key: value for key, value in (RUN | changes).items() if value is not None}
+    path.write_text("".join(f'{key} = "{value}"\n' for key, value in entry.items()))
+    return path
+
+
+def test_a_run_is_added_and_measured_again_replaced(tmp_path, capsys):
+    table = tmp_path / "table.toml"
+
+    add(written(tmp_path), into=table)
+    add(written(tmp_path, contributor="Bob", memory="70 GiB", stack="torchtitan"), into=table)
+    add(written(tmp_path, step_time="2.9 s"), into=table)
+
+    assert [(run.contributor, run.step_time) for run in load_runs(table)] == [("Ada", "2.9 s"), ("Bob", "2.84 s")]
+    assert len(tomllib.loads(table.read_text())["run"]) == 2
+    said = capsys.readouterr().out
+    assert "foretrain simulate --cluster dgx-h100:1,device=H100 --factor torchtitan train.py --batch 2" in said
+    assert "2 runs, one replaced" in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"step_time": None}, "step_time: None is missing"),
+        ({"step_tim": "2 s"}, "key: 'step_tim' is unknown; did you mean 'step_time'"),
+        ({"step_time": "2.84"}, "step_time: '2.84'"),
+        ({"step_time": "0 s"}, "step_time: '0 s' is 0"),
+        ({"cluster": "leaf_spine:4x8@25Gbps"}, "cluster: 'leaf_spine:4x8@25Gbps' does not say which GPUs it has"),
+        ({"command": "torchrun train.py"}, "command: 'torchrun train.py' does not begin with a script"),
+        ({"memory": "640 GiB"}, "memory: '640 GiB' is more than a GPU has"),
+        ({"stack": "torchtitann"}, "factor: 'torchtitann' is unknown; did you mean 'torchtitan'"),
+        ({"date": "2999-01-01"}, "date: '2999-01-01' is in the future"),
+        ({"date": "yesterday"}, "is wrong"),
+        ({"contributor": " "}, "contributor: ' ' is no text, or empty"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path, changes, message):
+    table = tmp_path / "table.toml"
+
+    with pytest.raises(ConfigError, match=message):
+        add(written(tmp_path, **changes), into=table)
+    assert not table.exists()
+
+
+def test_a_table_in_no_folder(tmp_path):
+    with pytest.raises(ConfigError, match="run this in a checkout of foretrain"):
+        add(written(tmp_path), into=tmp_path / "none" / "table.toml")
