@@ -156,6 +156,8 @@ def check(
         elif alike(witness, again[witness.id]):
             code = code_digest(known[witness.id].script)
             found |= {one.id: replace(one, code=code) for one in groups[group]}
+            if not witness.exact:
+                found[witness.id] = again[witness.id]
         else:
             changed.append(group)
             for one in groups[group]:
