@@ -23,7 +23,7 @@ from pathlib import Path
 import environment
 
 ROOT = environment.ROOT
-EXTRAS = "torch,ps,report,tune,sweep,dask,examples,test"
+EXTRAS = "torch,report,tune,sweep,dask,examples,test"
 EXAMPLES = {
     "cnn_ddp.py": "star:4@25Gbps,device=A100",
     "gpt_fsdp2.py": "dgx-h100:2",
