@@ -673,13 +673,13 @@ const Charts = (() => {
       chart.update(chart.figure, true);
     });
   }
-  async function start(node) {
-    if (node.chart || node.starting) return;
-    node.starting = true;
+  async function make(node) {
     node.chart = new Chart(node, await read(node.id));
     const group = document.getElementById("chips");
     if (node.id === "lanes" && group) choose(node.chart, group);
   }
+  // Whoever asks for a figure that is being made waits for it, too.
+  const start = node => node.chart || (node.starting ??= make(node));
   readTheme();
   for (const query of ["(prefers-color-scheme: dark)", "print"])
     matchMedia(query).addEventListener("change", () => { readTheme(); for (const chart of all) { chart.drawLegend(); chart.draw(); } });
