@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from foretrain.errors import ConfigError
 from foretrain.experiments import expand, parse, read
-from foretrain.experiments.conditions import Quantity, Range, quantity, values
+from foretrain.experiments.sweep_file import Quantity, Range, quantity, values
 from foretrain.workload import save, zoo
 
 GOOD = {

@@ -12,8 +12,8 @@ import pytest
 from foretrain.comm.bounded import service_of
 from foretrain.errors import ConfigError
 from foretrain.lab import Conditions, Lab, iproute, labs, network
-from foretrain.lab.background import senders
 from foretrain.lab.conditions import tree_rate
+from foretrain.lab.host import senders
 from foretrain.units import parse_rate
 
 SINK = """

@@ -5,17 +5,17 @@ import math
 import pytest
 
 from foretrain.errors import ConfigError
-from foretrain.recipe_search.bill import bill_of
-from foretrain.recipe_search.evaluation import Account
-from foretrain.recipe_search.goodput import (
+from foretrain.recipe_search.bill import (
     Failures,
     best_interval,
+    bill_of,
     goodput,
     job_mtbf,
     lacking,
     simulated_goodput,
     young,
 )
+from foretrain.recipe_search.evaluation import Account
 
 HOUR = 3600.0
 

@@ -9,7 +9,7 @@ import pytest
 from foretrain.errors import ConfigError
 from foretrain.experiments import Comparison
 from foretrain.report import lanes, lanes_svg
-from foretrain.report.figure import Figure
+from foretrain.report.document import Figure
 from foretrain.report.timeline_plot import block, thin
 
 SVG = "{http://www.w3.org/2000/svg}"

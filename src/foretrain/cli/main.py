@@ -21,10 +21,9 @@ from tyro.extras import SubcommandApp
 from foretrain import __version__
 from foretrain.cli import accuracy, lab, topology
 from foretrain.cli.calibrate import calibrate
-from foretrain.cli.compare import bound, catalog, compare, schedule
+from foretrain.cli.compare import bound, catalog, compare, explore, schedule
 from foretrain.cli.completion import completion
 from foretrain.cli.doctor import doctor
-from foretrain.cli.explore import explore
 from foretrain.cli.plan import plan, what_if
 from foretrain.cli.progress import StdoutClosed
 from foretrain.cli.record import record

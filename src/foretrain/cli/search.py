@@ -17,7 +17,7 @@ from foretrain.files import STDOUT, write_json
 from foretrain.units import SECOND, parse_time
 
 if TYPE_CHECKING:
-    from foretrain.recipe_search.goodput import Failures
+    from foretrain.recipe_search.bill import Failures
 
 _EXAMPLE = "foretrain search --cluster dgx-h100:8 --space space.toml -- train.py --tp {tp}"
 
@@ -130,7 +130,7 @@ def _start(options: SearchOptions, script: Sequence[str]) -> None:
 
 def _failures(options: SearchOptions, world: int) -> Failures | None:
     """Return the failures of a job of ``world`` GPUs; None where nobody said how often one fails."""
-    from foretrain.recipe_search.goodput import Failures, job_mtbf
+    from foretrain.recipe_search.bill import Failures, job_mtbf
 
     if options.mtbf is None:
         return None

@@ -18,8 +18,8 @@ import msgspec
 
 from foretrain.device import Precision
 from foretrain.errors import ConfigError, ForetrainError
-from foretrain.experiments.conditions import Value
 from foretrain.experiments.result_store import ScenarioResult
+from foretrain.experiments.sweep_file import Value
 from foretrain.network import Cluster, Place, cluster
 from foretrain.network.notation import DEFAULT_DEVICE
 from foretrain.planner import ScheduleRequest, resolved, tune

@@ -12,9 +12,18 @@ from typing import TypeVar, cast
 
 from foretrain.device import Precision
 from foretrain.errors import ConfigError, unknown
-from foretrain.experiments.conditions import Axis, Condition, Value, condition, values
 from foretrain.experiments.evaluation import Scenario, Source, Where, digest
-from foretrain.experiments.sweep_file import ClusterAxis, ScheduleAxis, SweepFile, WorkloadAxis
+from foretrain.experiments.sweep_file import (
+    Axis,
+    ClusterAxis,
+    Condition,
+    ScheduleAxis,
+    SweepFile,
+    Value,
+    WorkloadAxis,
+    condition,
+    values,
+)
 from foretrain.network import cluster
 from foretrain.network.notation import DEFAULT_DEVICE
 from foretrain.schedule import POLICIES, Knob, Spec, spec

@@ -14,9 +14,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from foretrain.errors import ConfigError, MissingExtra, unknown
-from foretrain.experiments.conditions import Value, quantity
 from foretrain.experiments.evaluation import Scenario
 from foretrain.experiments.result_store import ScenarioResult
+from foretrain.experiments.sweep_file import Value, quantity
 from foretrain.files import write_atomically
 from foretrain.schedule import IDEAL, POLICIES, spec
 

@@ -19,8 +19,7 @@ from foretrain.experiments.comparison import advise
 from foretrain.network import Cluster, cluster
 from foretrain.planner.candidate_search import COMPRESSIONS, compressed, streaming
 from foretrain.planner.search import tune
-from foretrain.report.document import BLUE, ORANGE, SERIES
-from foretrain.report.figure import Figure
+from foretrain.report.document import BLUE, ORANGE, SERIES, Figure
 from foretrain.report.page import bars, cards, curves, parts
 from foretrain.report.page import render as report_page
 from foretrain.report.table import rows

@@ -23,7 +23,7 @@ from foretrain.explore import answers
 from foretrain.explore.answers import ENGINES, FABRICS, FILE, Opened, Question
 from foretrain.parent_death import end_with_parent
 from foretrain.planner.candidate_search import COMPRESSIONS
-from foretrain.report.figure import asset
+from foretrain.report.document import asset
 from foretrain.schedule import IDEAL, POLICIES
 from foretrain.workload import zoo_models
 

@@ -29,7 +29,6 @@ from typing import Literal, TypeAlias
 
 from foretrain.errors import ConfigError
 from foretrain.lab import iproute
-from foretrain.lab.background import background_of, senders, start
 from foretrain.lab.conditions import NOWHERE, ROOT, Conditions
 from foretrain.lab.host import (
     BRIDGE,
@@ -37,6 +36,7 @@ from foretrain.lab.host import (
     LabHost,
     Process,
     Status,
+    background_of,
     checked_name,
     end,
     hosts_of,
@@ -45,7 +45,9 @@ from foretrain.lab.host import (
     is_source,
     lab_of,
     port_of,
+    senders,
     sources_of,
+    start_senders,
     status_of,
     switch_of,
     uninterrupted,
@@ -149,7 +151,7 @@ class Lab:
             sources = sources_of(self.name)
             _plug(self.name, sources)
             _configure(self.name, sources, None, one_by_one=True)
-            start(self.name, *self._flows, owner=0)
+            start_senders(self.name, *self._flows, owner=0)
 
     @classmethod
     def find(cls, name: str = "lab") -> Lab:
@@ -208,7 +210,7 @@ class Lab:
         if self._flows:
             with _exclusive(self.name):
                 end(lambda: senders(_namespaces(self.name)))
-                start(self.name, *self._flows, owner=os.getpid())
+                start_senders(self.name, *self._flows, owner=os.getpid())
         return self
 
     def __exit__(self, *_: object) -> None:

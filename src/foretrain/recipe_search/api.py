@@ -18,9 +18,8 @@ from foretrain.live.device import native_build
 from foretrain.network.deployment import Deployment
 from foretrain.network.deployment_notation import equipped
 from foretrain.recipe_search import evaluation
-from foretrain.recipe_search.bill import Bill, bill_of
+from foretrain.recipe_search.bill import Bill, Failures, bill_of
 from foretrain.recipe_search.evaluation import Account, RunResult, RunSetting, script_digest
-from foretrain.recipe_search.goodput import Failures
 from foretrain.recipe_search.space import Recipe, declared, expand
 from foretrain.recipe_search.strategy import Objective, Progress, RecipeState, Search, SearchFindings
 

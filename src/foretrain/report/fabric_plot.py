@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.network.topology.graph import Kind, Topology
-from foretrain.report.document import BLUE, INK, ORANGE
-from foretrain.report.figure import Figure
+from foretrain.report.document import BLUE, INK, ORANGE, Figure
 from foretrain.report.topology_layout import DrawnLinks, lines
 
 _NAMED = 48

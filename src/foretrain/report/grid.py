@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from foretrain.experiments.grid import Grid
 from foretrain.files import write_atomically
-from foretrain.report.document import Card, document
-from foretrain.report.figure import Figure
+from foretrain.report.document import Card, Figure, document
 from foretrain.units import MILLISECOND, format_time
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from rich.text import Text
 
 from foretrain.files import write_atomically
 from foretrain.lab.result import CaseResult, LabResult
-from foretrain.report.document import BLUE, GREY, INK, ORANGE, Card, document
-from foretrain.report.figure import Figure
+from foretrain.report.document import BLUE, GREY, INK, ORANGE, Card, Figure, document
 from foretrain.report.table import describe
 from foretrain.report.timeline_plot import lanes
 from foretrain.report.trace import write_trace

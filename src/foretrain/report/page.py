@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from foretrain.experiments import Comparison, ParameterSweep, fastest
 from foretrain.files import write_atomically
 from foretrain.planner.choice import usual
-from foretrain.report.document import BLUE, GREY, INK, ORANGE, SERIES, Card, document
-from foretrain.report.figure import Figure
+from foretrain.report.document import BLUE, GREY, INK, ORANGE, SERIES, Card, Figure, document
 from foretrain.report.release_plot import staircase
 from foretrain.report.table import describe, labels, optimum, ranking, rows, tied
 from foretrain.report.timeline_plot import lanes

@@ -9,8 +9,7 @@ from foretrain.files import write_atomically
 from foretrain.planner.candidate_search import describe
 from foretrain.planner.choice import Recommendation
 from foretrain.planner.what_if import WhatIfs
-from foretrain.report.document import BLUE, GREY, Card, document
-from foretrain.report.figure import Figure
+from foretrain.report.document import BLUE, GREY, Card, Figure, document
 from foretrain.report.table import foldable, format_rate_of_samples, plain_table
 from foretrain.units import format_time
 

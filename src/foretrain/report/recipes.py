@@ -17,8 +17,7 @@ from foretrain.recipe_search import SearchResult
 from foretrain.recipe_search.comparison import bound_by, front, ratio, sigma, why_slower
 from foretrain.recipe_search.evaluation import Account
 from foretrain.recipe_search.strategy import RecipeState
-from foretrain.report.document import BLUE, GREY, LINE, ORANGE, Card, document
-from foretrain.report.figure import Figure
+from foretrain.report.document import BLUE, GREY, LINE, ORANGE, Card, Figure, document
 from foretrain.units import SECOND, format_time
 
 ROWS = 12

@@ -10,8 +10,7 @@ import math
 from dataclasses import dataclass
 from html import escape
 
-from foretrain.report.document import BLUE, FONT, GREY, INK, LINE
-from foretrain.report.figure import Figure
+from foretrain.report.document import BLUE, FONT, GREY, INK, LINE, Figure
 from foretrain.schedule.monitor import blocks
 from foretrain.units import MILLISECOND, format_size, format_time
 from foretrain.workload.step import Workload

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from foretrain.device.model import PROVENANCES
 from foretrain.files import write_atomically
 from foretrain.live.forecast import RankForecast
-from foretrain.report.document import BLUE, INK, LINE, ORANGE, SERIES, Card, document
-from foretrain.report.figure import Figure
+from foretrain.report.document import BLUE, INK, LINE, ORANGE, SERIES, Card, Figure, document
 from foretrain.report.findings import SimulationFindings, share
 from foretrain.report.simulation import BANNER, interval, percent, shown
 from foretrain.report.simulation_timeline import timeline

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from foretrain.live.forecast import CriticalPath, title
 from foretrain.live.rank_trace import HOST, Activity, RankTrace
-from foretrain.report.document import BLUE, INK, LINE, ORANGE
-from foretrain.report.figure import Figure
+from foretrain.report.document import BLUE, INK, LINE, ORANGE, Figure
 from foretrain.report.findings import SimulationFindings
 from foretrain.units import MILLISECOND, Time, format_size, format_time
 

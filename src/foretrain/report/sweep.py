@@ -14,8 +14,7 @@ from rich.text import Text
 
 from foretrain.experiments.result_table import Column, ParetoFront, Row, Table, best, front, over_seeds
 from foretrain.files import write_atomically
-from foretrain.report.document import BLUE, LINE, SERIES, Card, document
-from foretrain.report.figure import Figure
+from foretrain.report.document import BLUE, LINE, SERIES, Card, Figure, document
 from foretrain.report.table import foldable, plain_table
 from foretrain.units import SECOND, format_rate, format_size, format_time
 

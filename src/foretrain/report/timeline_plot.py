@@ -11,8 +11,7 @@ from html import escape
 from typing import Any
 
 from foretrain.errors import ConfigError
-from foretrain.report.document import FONT, GREY, INK, KINDS, LINE
-from foretrain.report.figure import Figure
+from foretrain.report.document import FONT, GREY, INK, KINDS, LINE, Figure
 from foretrain.report.release_plot import ticks
 from foretrain.report.table import labels
 from foretrain.simulation import Run

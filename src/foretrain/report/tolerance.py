@@ -13,8 +13,7 @@ from rich.text import Text
 
 from foretrain.files import write_atomically
 from foretrain.loss_tolerance.tolerance import Level, Profile
-from foretrain.report.document import BLUE, INK, ORANGE, SERIES, Card, document
-from foretrain.report.figure import Figure
+from foretrain.report.document import BLUE, INK, ORANGE, SERIES, Card, Figure, document
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The proofs of a handshake: each is of one role, rank, shard and pair of nonces."""
 
 from foretrain.comm.coordinator.handshake import nonce
-from foretrain.comm.ps.session import Handshake
+from foretrain.comm.ps.frames import Handshake
 
 SECRET = bytes(range(32))
 

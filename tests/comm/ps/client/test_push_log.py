@@ -19,13 +19,12 @@ from hypothesis import strategies as st
 
 from foretrain.comm.ps.client.inflight import InFlight, InFlightChunk
 from foretrain.comm.ps.client.push_log import PushedRange, PushLog
-from foretrain.comm.ps.frames import FrameKind, Header, unbundle
+from foretrain.comm.ps.frames import FrameKind, Handshake, Header, unbundle
 from foretrain.comm.ps.placement import Declaration
 from foretrain.comm.ps.server import job
 from foretrain.comm.ps.server.job import ServerConfig, ShardJob
 from foretrain.comm.ps.server.peers import AuthenticatedPeer
 from foretrain.comm.ps.server.snapshots import copied
-from foretrain.comm.ps.session import Handshake
 from foretrain.plugins.torch.gradient_buffer import GradientBuffer
 from foretrain.plugins.torch.ps.staging import Staging
 from foretrain.plugins.torch.streams import HostStreams

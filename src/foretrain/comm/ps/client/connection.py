@@ -14,9 +14,8 @@ from hmac import compare_digest
 from typing import Final
 
 from foretrain.comm.coordinator.handshake import PROOF_SIZE, nonce
-from foretrain.comm.ps.frames import ASIDE, BESIDE, BUSY, FAILURES, FrameKind, Header
+from foretrain.comm.ps.frames import ASIDE, BESIDE, BUSY, FAILURES, HANDSHAKE_LIMIT, FrameKind, Handshake, Header
 from foretrain.comm.ps.placement import LIMIT
-from foretrain.comm.ps.session import HANDSHAKE_LIMIT, Handshake
 from foretrain.comm.ps.wire import Arrival, Payload, Watched, Why, Wire
 from foretrain.errors import ForetrainError, PeerLost
 

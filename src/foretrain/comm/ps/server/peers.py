@@ -1,6 +1,6 @@
 """Workers of a server: the handshake that admits them, their two connections, and the queue of values for each.
 
-In the handshake a worker proves that it knows the job's secret; see `foretrain.comm.ps.session`. Connections are known
+In the handshake a worker proves that it knows the job's secret; see `foretrain.comm.ps.frames`. Connections are known
 by their numbers in a `foretrain.comm.ps.wire.Wire`.
 """
 
@@ -14,9 +14,18 @@ from hmac import compare_digest
 from typing import NamedTuple
 
 from foretrain.comm.coordinator.handshake import NONCE_SIZE, PROOF_SIZE, nonce
-from foretrain.comm.ps.frames import ASIDE, BESIDE, SMALL, FrameKind, Header, Malformed
+from foretrain.comm.ps.frames import (
+    ASIDE,
+    BESIDE,
+    NAME_SIZE,
+    REASON_SIZE,
+    SMALL,
+    FrameKind,
+    Handshake,
+    Header,
+    Malformed,
+)
 from foretrain.comm.ps.server.shard import Value
-from foretrain.comm.ps.session import NAME_SIZE, REASON_SIZE, Handshake
 
 
 class AuthenticatedPeer(NamedTuple):

@@ -15,11 +15,10 @@ from collections import Counter
 from typing import Final
 
 from foretrain.comm.coordinator.handshake import PROOF_SIZE
-from foretrain.comm.ps.frames import TO_SERVER, FrameKind, Header, Malformed
+from foretrain.comm.ps.frames import NAME_SIZE, TO_SERVER, FrameKind, Header, Malformed
 from foretrain.comm.ps.placement import LIMIT
 from foretrain.comm.ps.server.job import ServerConfig, ShardJob, WorkerRefused, refused
 from foretrain.comm.ps.server.peers import AuthenticatedPeer, ServerHandshake
-from foretrain.comm.ps.session import NAME_SIZE
 from foretrain.comm.ps.wire import Arrival, Payload, Why, Wire
 from foretrain.errors import ConfigError, ForetrainError, PeerLost
 
