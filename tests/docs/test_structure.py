@@ -2,8 +2,9 @@
 
 import re
 import shlex
-import shutil
 import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -79,8 +80,8 @@ def test_console_blocks_name_commands_and_options_that_exist(capsys):
 
 
 @pytest.mark.process
-@pytest.mark.skipif(shutil.which("codespell") is None, reason="codespell is missing: pip install codespell")
+@pytest.mark.skipif(not find_spec("codespell_lib"), reason="codespell is missing: pip install codespell")
 def test_codespell_finds_nothing():
     files = [str(path) for path in (*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md")]
-    done = subprocess.run(["codespell", *files], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-m", "codespell_lib", *files], capture_output=True, text=True, check=False)
     assert not done.stdout
