@@ -167,7 +167,7 @@ def test_every_backend_gives_the_same(backend, tmp_path: Path):
 def test_a_dask_cluster_that_runs_is_used_by_its_address(tmp_path: Path):
     distributed = pytest.importorskip("distributed")
     with (
-        distributed.LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster,
+        distributed.LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster,
         ResultStore(tmp_path / "journal", ScenarioResult) as journal,
     ):
         made = expand(parse(SMALL))

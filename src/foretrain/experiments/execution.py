@@ -247,9 +247,9 @@ def _dask(jobs: int | None, address: str | None) -> Iterator[tuple[Parallel, int
     with ExitStack() as stack:
         if address is None:
             count = jobs or joblib.cpu_count()
-            nothing = cast("str", None)  # no dashboard
             with _deaf():
-                local = LocalCluster(n_workers=count, threads_per_worker=1, dashboard_address=nothing)
+                # Without an address Dask takes port 8787, and fails where another cluster has it.
+                local = LocalCluster(n_workers=count, threads_per_worker=1, dashboard_address="127.0.0.1:0")
             stack.enter_context(local)
             client = stack.enter_context(Client(local))
         else:
