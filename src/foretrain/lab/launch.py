@@ -284,7 +284,7 @@ class _Run:
         mark, found = f"{SECRET}={self.secret}".encode(), []
         for process in processes(self.lab.name):
             with contextlib.suppress(OSError):
-                if mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
+                if mark in environment_of(process.pid):
                     found.append(process)
         return found
 
@@ -302,6 +302,21 @@ class _Run:
             self.selector.close()
             for rank in self.ranks:
                 rank.close()
+
+
+def environment_of(pid: int) -> list[bytes]:
+    """Return the variables of a process, NAME=value; wait while it is inside execve, where it shows none.
+
+    Raises:
+        OSError: it has ended.
+    """
+    while not (found := Path(f"/proc/{pid}/environ").read_bytes()):
+        # proc(5): field 3 is the state, 50 and 51 where the environment begins and ends: 0 until execve lays it out.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if fields[0] in "ZX" or fields[47] == fields[48] != "0":
+            break
+        time.sleep(0.001)
+    return found.split(b"\0")
 
 
 def _free_port(lab: Lab) -> int:
