@@ -53,7 +53,7 @@ _DRAWN_HOSTS = 64
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What was opened at the start; a browser can name nothing else.
+    """Workload or result that the command line opened; the browser cannot name another.
 
     Attributes:
         workload: recorded workload, or None.
