@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,13 +36,16 @@ def chromium() -> Iterator[Chrome]:
     for flag in _FLAGS:
         options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    found = webdriver.Chrome(options=options, service=Service(driver))
-    found.set_script_timeout(300)
-    found.set_page_load_timeout(300)
-    try:
-        yield found
-    finally:
-        found.quit()
+    # Chromium leaves a folder in its temporary directory when it ends.
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        service = Service(driver, env=os.environ | {"TMPDIR": folder})
+        found = webdriver.Chrome(options=options, service=service)
+        found.set_script_timeout(300)
+        found.set_page_load_timeout(300)
+        try:
+            yield found
+        finally:
+            found.quit()
 
 
 def resize(browser: Chrome, width: int, height: int = 900, *, dark: bool = False) -> None:
