@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import need
-
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("[0-9]*.py"))
 
 
@@ -16,19 +14,17 @@ LAUNCHERS = {
     "foretrain run": ["-m", "foretrain", "run", "--nproc", "2", "--"],
 }
 """Of an example that names one: the options of Python before its path."""
+ELSEWHERE = ("07_train", "09_keras", "10_jax")
+"""Run by tests.launch.test_run, and in tests.plugins by ranks that have imported the framework."""
 
 
 def test_there_are_examples():
     assert len(EXAMPLES) >= 8
 
 
-# tests.launch.test_run has the other.
-@pytest.mark.parametrize("path", [one for one in EXAMPLES if one.stem != "07_train"], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [one for one in EXAMPLES if one.stem not in ELSEWHERE], ids=lambda path: path.stem)
 @pytest.mark.smoke_case("01_compare")
 def test_example_runs(path, tmp_path):
-    for extra, package in (("keras", "tensorflow"), ("jax", "jax")):
-        if f"import {extra}" in path.read_text():
-            need(package, extra)
     launcher = next((options for word, options in LAUNCHERS.items() if word in path.read_text()), [])
     ran = subprocess.run([sys.executable, *launcher, path], cwd=tmp_path, capture_output=True, text=True, timeout=600)
 

@@ -1,15 +1,4 @@
-"""One rank of a flax.nnx model that trains under foretrain, and what one process alone computes; run by test_jax.
-
-    foretrain run --nproc 2 -- flax_job.py NAME...
-
-Prints, per case, ``NAME rank DIFFERENCE-TO-ONE-PROCESS DIFFERENCE-TO-RANK-0``; the first on rank 0 alone.
-"""
-
-import os
-import sys
-
-# What takes long is to compile.
-os.environ |= {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+"""A flax.nnx model that trains under foretrain, and what one process alone computes; ranks of test_jax run it."""
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +7,7 @@ import optax
 from flax import nnx
 
 import foretrain as ft
+from tests.plugins.jax_job import worst
 
 STEPS, BATCH = 10, 16
 random = np.random.default_rng(0)
@@ -105,24 +95,14 @@ def halves(loss):
     return value_and_grad
 
 
-def worst(a, b):
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)  # in the order of names
-    return max(float(np.abs(np.asarray(p) - np.asarray(q)).max()) for p, q in pairs)
-
-
-def main():
-    for name in sys.argv[1:]:
-        with ft.Session() as session:
-            rank = session.rank
-            found = {"barrier": barrier, "across": across}[name](
-                Network(3 + rank), session, INPUTS[:, rank], TARGETS[:, rank]
-            )
-            first = ft.jax.broadcast(found, session)
-            layers = {layer.name for layer in session.workload.layers}
-            assert layers == {"first", "norm", "last"}, layers
-        alone = worst(found, trained(Network(3), jitted(halves), INPUTS, TARGETS)) if rank == 0 else float("nan")
-        sys.stdout.write(f"{name} {rank} {alone:.3g} {worst(found, first):.3g}\n")
-
-
-if __name__ == "__main__":
-    main()
+def train(how):
+    """As `trained` of jax_job, with a barrier or across it."""
+    with ft.Session("bytescheduler") as session:
+        rank = session.rank
+        found = {"barrier": barrier, "across": across}[how](
+            Network(3 + rank), session, INPUTS[:, rank], TARGETS[:, rank]
+        )
+        first = ft.jax.broadcast(found, session)
+        layers = {layer.name for layer in session.workload.layers}
+        assert layers == {"first", "norm", "last"}, layers
+    return 0.0 if rank else worst(found, trained(Network(3), jitted(halves), INPUTS, TARGETS)), worst(found, first)

@@ -1,11 +1,10 @@
-"""One rank of JAX models that train under foretrain, and what one process alone computes; run by test_jax.
+"""JAX models that train under foretrain, and what one process alone computes; ranks of test_jax run it.
 
-    foretrain run --nproc 2 -- jax_job.py NAME...
-
-Prints, per case, ``NAME rank DIFFERENCE-TO-ONE-PROCESS DIFFERENCE-TO-RANK-0``; the first on rank 0 alone.
+As a script, ``foretrain run --nproc 2 -- jax_job.py NAME``, it prints what `trained` returns.
 """
 
 import os
+import signal
 import sys
 
 # What takes long is to compile.
@@ -124,28 +123,105 @@ def alone(case, optimizer, params):
     return frozen | params
 
 
-def main():
-    for name in sys.argv[1:]:
-        optimizer, crosses, dtype, together = CASES[name]
-        with ft.Session() as session:
-            rank = session.rank
-            mine = INPUTS[:, rank], TARGETS[:, rank]
-            params = parameters(3 + rank * (name not in FROZEN), dtype)
-            if crosses:
-                found = across(name, optimizer, params, session, *mine, together)
-            else:
-                found = barrier(optimizer, ft.jax.broadcast(params, session), session, *mine)
-            first = ft.jax.broadcast(found, session)
-            print(f"{name} {rank} of {session.ranks}: {session.schedule}", file=sys.stderr)
+def worst(a, b):
+    """By NumPy, which compiles nothing."""
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return max(float(np.abs(np.float32(p) - np.float32(q)).max()) for p, q in pairs)
 
-        def worst(a, b):  # by NumPy, which compiles nothing
-            pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-            return max(float(np.abs(np.float32(p) - np.float32(q)).max()) for p, q in pairs)
 
-        expected = worst(found, alone(name, optimizer, parameters(3, dtype))) if rank == 0 else float("nan")
-        sys.stdout.write(f"{name} {rank} {expected:.3g} {worst(found, first):.3g}\n")
+def trained(name, schedule=None, transport=None):
+    """Return the largest difference to what one process computes, on rank 0 alone, and to rank 0's parameters."""
+    optimizer, crosses, dtype, together = CASES[name]
+    with ft.Session(schedule, transport) as session:
+        rank = session.rank
+        mine = INPUTS[:, rank], TARGETS[:, rank]
+        params = parameters(3 + rank * (name not in FROZEN), dtype)
+        if crosses:
+            found = across(name, optimizer, params, session, *mine, together)
+        else:
+            found = barrier(optimizer, ft.jax.broadcast(params, session), session, *mine)
+        first = ft.jax.broadcast(found, session)
     assert "torch" not in sys.modules, "a rank of JAX needs no PyTorch, which takes seconds to import"
+    return 0.0 if rank else worst(found, alone(name, optimizer, parameters(3, dtype))), worst(found, first)
+
+
+def refusals():
+    """Return what each wrong use is answered with, and two lines of numbers."""
+    said = []
+    params = {"one": {"w": jnp.ones((2, 2))}, "two": {"w": jnp.ones((2, 2))}}
+    sgd = optax.sgd(0.1)
+
+    def refused(call, *arguments):
+        try:
+            jax.block_until_ready(call(*arguments))
+        except ft.ConfigError as error:
+            said.append(str(error))
+        except Exception as error:  # JAX's own, around the session's
+            said.append(" ".join(str(error).split()))
+
+    with ft.Session() as session:
+        refused(ft.jax.DeferredUpdates(sgd, session).init, [jnp.ones(2)])
+        frozen = optax.multi_transform({"yes": sgd, "no": optax.set_to_zero()}, {"one": "no", "two": "yes"})
+        refused(ft.jax.DeferredUpdates(frozen, session).init, params)
+        clipped = optax.chain(optax.clip_by_global_norm(1.0), sgd)
+        refused(ft.jax.DeferredUpdates(clipped, session).init, params)
+        updates = ft.jax.DeferredUpdates(sgd, session)
+        state = updates.init(params)
+        refused(updates.step, lambda taps: taps("three", jnp.ones(2))["w"].sum(), state)
+        refused(updates.step, lambda taps: taps("one", jnp.ones(2))["w"].sum(), state)
+        refused(ft.jax.DeferredUpdates(sgd, session).init, {"drop": {"key": jax.random.key(0)}})
+
+        def squares(taps):
+            hidden = taps("one", jnp.ones(2))["w"] @ jnp.ones(2)
+            return ((taps("two", hidden)["w"] @ hidden) ** 2).sum()
+
+        step = jax.jit(lambda state: updates.step(squares, state)[1])
+        first = step(state)
+        second = jax.block_until_ready(step(first))
+        for late in (step, updates.flush):  # the gradients of the first step are gone
+            refused(late, first)
+        said.append(" ".join(f"{updates.flush(second).params['two']['w'].sum():.4f}" for _ in range(2)))
+    with ft.Session() as session:
+        grads = ft.jax.scheduled_value_and_grad(lambda p: p["w"].sum(), session)
+        jax.jit(grads)({"w": jnp.ones((2, 2))})
+        refused(jax.jit(grads), {"w": jnp.ones((3, 2))})
+    with ft.Session() as session:
+        grads = ft.jax.scheduled_value_and_grad(lambda p, x: ((p["w"] @ x) ** 2).sum(), session)
+        w = {"w": jnp.ones((2, 2))}
+        refused(jax.jit(lambda: (grads(w, jnp.ones(2)), grads(w, jnp.ones(2)))))
+
+        def summed(total, x):
+            return total + grads(w, x)[1]["w"], None
+
+        said.append(str(jax.jit(lambda xs: jax.lax.scan(summed, 0 * w["w"], xs)[0])(jnp.ones((5, 2))).sum()))
+        refused(jax.vmap(grads, in_axes=(None, 0)), w, jnp.ones((3, 2)))
+    return said
+
+
+def ending(how):
+    """Rank 1 is killed or interrupted in the middle, or trains another model."""
+    with ft.Session(timeouts=ft.Timeouts(peer=10)) as session:
+        width = 3 if how == "another" and session.rank == 1 else 2
+        graded = jax.jit(ft.jax.scheduled_value_and_grad(lambda p: (p["w"] ** 2).sum(), session))
+        params = ft.jax.broadcast({"w": jnp.ones((4, width))}, session)
+        for step in range(16):
+            _, means = jax.block_until_ready(graded(params))
+            params = jax.tree.map(lambda p, g: p - 0.1 * g, params, means)
+            if session.rank == 1 and step == 6:
+                if how == "interrupted":
+                    raise KeyboardInterrupt
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def recorded():
+    """What `foretrain record` asks a script for."""
+    params = {"back": jnp.ones((256, 8)), "front": {"w": jnp.ones((64, 256)), "b": jnp.ones(256)}}
+
+    def small(params, x):
+        return ((x @ params["front"]["w"] + params["front"]["b"]) @ params["back"]).sum()
+
+    return small, (params, jnp.ones((16, 64))), 16
 
 
 if __name__ == "__main__":
-    main()
+    sys.stdout.write(f"{trained(sys.argv[1])}\n")

@@ -1,10 +1,10 @@
-"""One rank of Gluon nets that train under foretrain, and what one process alone computes; run by test_mxnet.
+"""Gluon nets that train under foretrain, and what one process alone computes; ranks of test_mxnet run it.
 
-    foretrain run --nproc 2 -- mxnet_job.py NAME...
-
-Prints, per case, ``NAME rank DIFFERENCE-TO-ONE-PROCESS DIFFERENCE-TO-RANK-0``.
+As a script, ``foretrain run --nproc 2 -- mxnet_job.py NAME``, it prints what `trained` returns.
 """
 
+import os
+import signal
 import sys
 
 import mxnet as mx
@@ -83,29 +83,71 @@ def alone(case, name, options, model):
     return [p.data().asnumpy() for p in params]
 
 
-def main():
-    for case in sys.argv[1:]:
-        name, options, across, whole = CASES[case]
-        with ft.Session(average=False) as session:
-            rank = session.rank
-            model = prepared(case, net(3, whole))
-            kvs = ScheduledKVS(mx.kv.create("local"), session)
-            if across:
-                kvs.attach(model)
-            trainer = gluon.Trainer(model.collect_params(), name, dict(options), kvstore=kvs)
-            for x, y in zip(INPUTS[:, rank], TARGETS[:, rank], strict=True):
-                backward(case, model, x, y)
-                trainer.step(BATCH * kvs.num_workers)
-                zero(case, model)
-            kvs.flush()
-            found = [p.data().asnumpy() for p in model.collect_params().values()]
-            first = np.frombuffer(session.broadcast(b"".join(w.tobytes() for w in found)), np.float32)
-            apart = abs(first - np.concatenate([w.reshape(-1) for w in found])).max()
-            sys.stderr.write(f"{case} {rank} of {session.ranks}: {session.schedule}\n")
-        expected = alone(case, name, dict(options), prepared(case, net(3, whole)))
-        worst = max(abs(a - b).max() for a, b in zip(found, expected, strict=True))
-        sys.stdout.write(f"{case} {rank} {worst:.3g} {apart:.3g}\n")
+def trained(case, schedule=None, transport=None):
+    """Return the largest difference to what one process computes, and to rank 0's weights."""
+    name, options, across, whole = CASES[case]
+    with ft.Session(schedule, transport, average=False) as session:
+        rank = session.rank
+        model = prepared(case, net(3, whole))
+        kvs = ScheduledKVS(mx.kv.create("local"), session)
+        if across:
+            kvs.attach(model)
+        trainer = gluon.Trainer(model.collect_params(), name, dict(options), kvstore=kvs)
+        for x, y in zip(INPUTS[:, rank], TARGETS[:, rank], strict=True):
+            backward(case, model, x, y)
+            trainer.step(BATCH * kvs.num_workers)
+            zero(case, model)
+        kvs.flush()
+        found = [p.data().asnumpy() for p in model.collect_params().values()]
+        first = np.frombuffer(session.broadcast(b"".join(w.tobytes() for w in found)), np.float32)
+        apart = abs(first - np.concatenate([w.reshape(-1) for w in found])).max()
+    expected = alone(case, name, dict(options), prepared(case, net(3, whole)))
+    worst = max(abs(a - b).max() for a, b in zip(found, expected, strict=True))
+    return float(worst), float(apart)
+
+
+def refusals():
+    """Return what each wrong use is answered with."""
+    said = []
+    with ft.Session(average=False) as session:
+        model = gluon.nn.Dense(2, in_units=2)
+        model.initialize()
+        kvs = ScheduledKVS(None, session)
+        trainer = gluon.Trainer(model.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=kvs)
+        with autograd.record():
+            loss = model(mx.nd.ones((1, 2))).sum()
+        loss.backward()
+        trainer.step(1)
+        for call, *arguments in ((kvs.attach, model), (kvs.pushpull, 7, mx.nd.ones(2))):
+            try:
+                call(*arguments)
+            except ft.ConfigError as error:
+                said.append(str(error))
+    return said
+
+
+def ending(how):
+    """Rank 1 is killed, interrupted, or stops early in the middle, or trains another model."""
+    with ft.Session(timeouts=ft.Timeouts(peer=10), average=False) as session:
+        model = gluon.nn.Sequential()
+        width = 3 if how == "another" and session.rank == 1 else 2
+        model.add(gluon.nn.Dense(4, in_units=4), gluon.nn.Dense(width, in_units=4))
+        model.initialize()
+        kvs = ScheduledKVS(mx.kv.create("local"), session)
+        kvs.attach(model)
+        trainer = gluon.Trainer(model.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=kvs)
+        for step in range(16):
+            with autograd.record():
+                loss = model(mx.nd.ones((4, 4))).sum()
+            loss.backward()
+            trainer.step(8)
+            if session.rank == 1 and step == 6:
+                if how == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if how == "interrupted":
+                    raise KeyboardInterrupt
+                return
 
 
 if __name__ == "__main__":
-    main()
+    sys.stdout.write(f"{trained(sys.argv[1])}\n")

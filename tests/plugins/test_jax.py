@@ -3,132 +3,104 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from foretrain.comm.options import ParameterServer
+from foretrain.workload.file import load
+from tests.comm.ps.server.jobs import serving
+from tests.plugins.torch.ranks import ROOT
 from tests.processes import foretrain, need
 
 need("jax", "jax")
 pytestmark = pytest.mark.process
-JOB = Path(__file__).with_name("jax_job.py")
-EXACT = 1e-6
+JOB = "tests.plugins.jax_job"
+FILE = Path(__file__).with_name("jax_job.py")
+LONG = 300
+"""Seconds for a step to be compiled and run, twice, on a busy machine."""
 
 
-def train(*words: object) -> dict[str, list[tuple[float, float]]]:
-    """Return, per case and rank, the difference to one process and to rank 0."""
-    ended = foretrain("run", "--nproc", 2, *words)
+def assert_learns_the_same(rows, exact=1e-6):
+    for alone, apart in rows:
+        assert apart == 0
+        assert not alone > exact
+
+
+@pytest.mark.smoke
+def test_ranks_of_a_script_learn_what_one_process_does():
+    ended = foretrain("run", "--nproc", 2, "--schedule", "bytescheduler", "--", FILE, "across")
     assert ended.returncode == 0, ended.stderr
-    found: dict[str, list[tuple[float, float]]] = {}
-    for name, alone, apart in re.findall(r"^(\w+) \d (\S+) (\S+)$", ended.stdout, re.MULTILINE):
-        found.setdefault(name, []).append((float(alone), float(apart)))
-    return found
+    rows = [tuple(map(float, line.strip("()").split(", "))) for line in ended.stdout.splitlines() if line[:1] == "("]
+    assert len(rows) == 2
+    assert_learns_the_same(rows)
 
 
-@pytest.mark.smoke_case("all-reduce")
 @pytest.mark.parametrize(
-    ("options", "names"),
-    [
-        (("--schedule", "bytescheduler"), ("across", "barrier")),
-        (("--schedule", "prophet"), ("global", "momentum", "decay", "scan", "half", "shared", "frozen", "masked")),
-        (("--servers", 1), ("across",)),
-    ],
-    ids=["all-reduce", "optimizers", "servers"],
+    "name", ["barrier", "global", "momentum", "decay", "scan", "half", "shared", "frozen", "masked"]
 )
-def test_ranks_learn_what_one_process_does(options, names):
-    found = train(*options, "--", JOB, *names)
-    assert list(found) == list(names)
-    for name, rows in found.items():
-        assert len(rows) == 2
-        for alone, apart in rows:
-            assert apart == 0, name
-            assert not alone > (EXACT if name != "half" else 0.02), name
+def test_ranks_learn_what_one_process_does(ranks, name):
+    assert_learns_the_same(ranks(f"{JOB}:trained", name, "prophet", timeout=LONG), 0.02 if name == "half" else 1e-6)
 
 
-def test_a_model_of_flax_learns_what_it_does_in_one_process():
+def test_ranks_learn_what_one_process_does_over_servers(ranks):
+    with serving(2) as service:
+        host, port = service.address
+        found = ranks(f"{JOB}:trained", "across", transport=ParameterServer(f"{host}:{port}"), timeout=LONG)
+    assert_learns_the_same(found)
+
+
+@pytest.mark.parametrize("how", ["barrier", "across"])
+def test_a_model_of_flax_learns_what_it_does_in_one_process(ranks, how):
     need("flax", "dev")
-    found = train("--schedule", "bytescheduler", "--", JOB.with_name("flax_job.py"), "barrier", "across")
-    for name in ("barrier", "across"):
-        assert len(found[name]) == 2
-        for alone, apart in found[name]:
-            assert apart == 0, name
-            assert not alone > EXACT, name
+    assert_learns_the_same(ranks("tests.plugins.flax_job:train", how, timeout=LONG))
 
 
-_ERRORS = """
-import os
-os.environ["JAX_PLATFORMS"] = "cpu"
-import jax, jax.numpy as jnp, optax
-import foretrain as ft
-
-params = {"one": {"w": jnp.ones((2, 2))}, "two": {"w": jnp.ones((2, 2))}}
-
-def refused(call, *arguments):
-    try:
-        call(*arguments)
-    except ft.ConfigError as error:
-        print(error)
-
-with ft.Session(rank=0, ranks=1) as session:
-    refused(ft.jax.DeferredUpdates(optax.sgd(0.1), session).init, [jnp.ones(2)])
-    frozen = optax.multi_transform({"yes": optax.sgd(0.1), "no": optax.set_to_zero()}, {"one": "no", "two": "yes"})
-    refused(ft.jax.DeferredUpdates(frozen, session).init, params)
-    refused(ft.jax.DeferredUpdates(optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.1)), session).init, params)
-    updates = ft.jax.DeferredUpdates(optax.sgd(0.1), session)
-    state = updates.init(params)
-    refused(updates.step, lambda taps: taps("three", jnp.ones(2))["w"].sum(), state)
-    refused(updates.step, lambda taps: taps("one", jnp.ones(2))["w"].sum(), state)
-    refused(ft.jax.DeferredUpdates(optax.sgd(0.1), session).init, {"drop": {"key": jax.random.key(0)}})
-    def squares(taps):
-        hidden = taps("one", jnp.ones(2))["w"] @ jnp.ones(2)
-        return ((taps("two", hidden)["w"] @ hidden) ** 2).sum()
-    step = jax.jit(lambda state: updates.step(squares, state)[1])
-    first = step(state)
-    second = jax.block_until_ready(step(first))
-    for late in (step, updates.flush):  # the gradients of the first step are gone
-        try:
-            jax.block_until_ready(late(first))
-        except Exception as error:  # JAX's own, around the session's
-            print(" ".join(str(error).split()))
-    print(*(f'{updates.flush(second).params["two"]["w"].sum():.4f}' for _ in range(2)))
-with ft.Session(rank=0, ranks=1) as session:
-    grads = ft.jax.scheduled_value_and_grad(lambda p: p["w"].sum(), session)
-    jax.jit(grads)({"w": jnp.ones((2, 2))})
-    refused(jax.jit(grads), {"w": jnp.ones((3, 2))})
-with ft.Session(rank=0, ranks=1) as session:
-    grads = ft.jax.scheduled_value_and_grad(lambda p, x: ((p["w"] @ x) ** 2).sum(), session)
-    w = {"w": jnp.ones((2, 2))}
-    refused(jax.jit(lambda: (grads(w, jnp.ones(2)), grads(w, jnp.ones(2)))))
-    steps = jax.jit(lambda xs: jax.lax.scan(lambda total, x: (total + grads(w, x)[1]["w"], None), 0 * w["w"], xs)[0])
-    print(steps(jnp.ones((5, 2))).sum())
-    try:
-        jax.block_until_ready(jax.vmap(grads, in_axes=(None, 0))(w, jnp.ones((3, 2))))
-    except Exception as error:  # JAX's own, around the session's
-        print(" ".join(str(error).split()))
-"""
+def test_the_example_runs(job):
+    two = job(2)
+    two("tests.plugins.torch.ranks:run_script", str(ROOT / "examples" / "10_jax.py"), timeout=LONG)
+    assert re.search(r"^rank 0.*bytescheduler.*loss \d\.\d\d → \d\.\d\d", two.wrote(0), re.MULTILINE)
 
 
-def test_what_cannot_be_exchanged_is_refused_with_a_remedy():
-    ended = subprocess.run([sys.executable, "-c", _ERRORS], capture_output=True, text=True, check=False, timeout=300)
-    assert ended.returncode == 0, ended.stderr
-    for line, words in zip(
-        ended.stdout.splitlines(),
-        [
-            "params: 'list' does not name layers; name each layer",
-            "cannot take the layers one by one; leave frozen layers out of init()",
-            "needs the gradients of all layers at once; clip layer by layer",
-            "layer: 'three' has no parameters; these have: one, two",
-            "layer: 'two' is not used by the loss; leave it out of init()",
-            "drop.key: key<fry> has no gradient; hand the parameters in alone",
-            *["'step 1' is not the last, 2: its mean is gone; go on from the state that the last step returned"] * 2,
-            "-1.0176 -1.0176",
-            "are not those that this session exchanges",
-            "is called twice in one step; accumulate gradients, or repeat steps, with jax.lax.scan",
-            "80.0",
-            "comes before the last was used; compute gradients once per step",
-        ],
-        strict=True,
-    ):
+def test_what_cannot_be_exchanged_is_refused_with_a_remedy(alone):
+    gone = "'step 1' is not the last, 2: its mean is gone; go on from the state that the last step returned"
+    expected = [
+        "params: 'list' does not name layers; name each layer",
+        "cannot take the layers one by one; leave frozen layers out of init()",
+        "needs the gradients of all layers at once; clip layer by layer",
+        "layer: 'three' has no parameters; these have: one, two",
+        "layer: 'two' is not used by the loss; leave it out of init()",
+        "drop.key: key<fry> has no gradient; hand the parameters in alone",
+        gone,
+        gone,
+        "-1.0176 -1.0176",
+        "are not those that this session exchanges",
+        "is called twice in one step; accumulate gradients, or repeat steps, with jax.lax.scan",
+        "80.0",
+        "comes before the last was used; compute gradients once per step",
+    ]
+    (said,) = alone(f"{JOB}:refusals", timeout=LONG)
+    for line, words in zip(said, expected, strict=True):
         assert words in line
+
+
+@pytest.mark.parametrize(
+    ("how", "words"), [("killed", "PeerLost"), ("interrupted", "KeyboardInterrupt"), ("another", "Disagreement: ")]
+)
+def test_a_rank_that_is_left_alone_names_the_one_that_is_gone(job, how, words):
+    first, second = job(2).outcomes(f"{JOB}:ending", how, timeout=LONG, grace=60)
+    assert words in first.error
+    assert "rank 1" in first.error
+    assert second.error
+
+
+def test_a_recorded_step_is_a_workload(alone, tmp_path):
+    alone("foretrain.cli:main", ["record", f"{FILE}:recorded", "--out", str(tmp_path / "small.toml")], timeout=LONG)
+    workload = load(tmp_path / "small.toml")
+    assert (workload.name, workload.batch) == ("small", 16)
+    sizes = {"back.value": 256 * 8 * 4, "front.w": 64 * 256 * 4, "front.b": 256 * 4}
+    assert {gradient.name: gradient.size for gradient in workload.gradients} == sizes
+    assert {workload.layers[gradient.layer].name for gradient in workload.gradients} == {"back", "front"}
+    assert workload.forward > 0
+    assert workload.backward > 0
+    assert "median of 12 steps" in workload.source

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import closing
 from importlib.util import find_spec
 
 import pytest
@@ -18,39 +19,22 @@ def nursery() -> Iterator[Nursery]:
         yield nursery
 
 
-def _job(nursery: Nursery, size: int) -> Iterator[Ranks]:
-    job = Ranks(nursery, size)
-    yield job
-    job.close()
-
-
 @pytest.fixture(scope="session")
 def ranks(nursery: Nursery) -> Iterator[Ranks]:
     """Two ranks: a + b = b + a, so that whoever adds gradients gets the same bits."""
-    yield from _job(nursery, 2)
+    with closing(Ranks(nursery, 2)) as job:
+        yield job
 
 
 @pytest.fixture(scope="session")
 def three(nursery: Nursery) -> Iterator[Ranks]:
     """Three ranks: no power of two, and sums that depend on their order."""
-    yield from _job(nursery, 3)
+    with closing(Ranks(nursery, 3)) as job:
+        yield job
 
 
 @pytest.fixture(scope="session")
 def alone(nursery: Nursery) -> Iterator[Ranks]:
     """One rank."""
-    yield from _job(nursery, 1)
-
-
-@pytest.fixture
-def job(nursery: Nursery) -> Iterator[Callable[[int], Ranks]]:
-    """Makes jobs of their own, for tests that do not leave their ranks alive."""
-    jobs: list[Ranks] = []
-
-    def make(size: int) -> Ranks:
-        jobs.append(Ranks(nursery, size))
-        return jobs[-1]
-
-    yield make
-    for one in jobs:
-        one.close()
+    with closing(Ranks(nursery, 1)) as job:
+        yield job

@@ -1,6 +1,6 @@
-"""Real processes for the tests of the runtime: ranks joined by gloo on the loopback device.
+"""Real processes for the tests of the runtime: ranks on the loopback device, joined by gloo or by a `Session`.
 
-Importing torch takes seconds, so that no test may start an interpreter. One process, the *nursery*, imports torch
+Importing a framework takes seconds, so that no test may start an interpreter. One process, the *nursery*, imports it
 once and forks every rank: a fresh job of two ranks costs a tenth of a second. Ranks die with the nursery, and the
 nursery with the process that made it.
 """
@@ -12,15 +12,17 @@ import ctypes
 import faulthandler
 import gc
 import importlib
+import logging
 import os
 import pickle
+import runpy
 import signal
 import socket
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import reduction
@@ -32,6 +34,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[3]
 QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
 """Environment of a rank: one thread per process, and only the loopback device."""
+KEY = bytes(range(32))
+"""Secret of jobs that a `Session` joins, and of servers."""
+# torch._dynamo because the first optimizer imports it, which takes as long as all of torch.
+_TORCH = ("torch._dynamo", "torch.distributed", "torch.nn.parallel", "pytest", "tests.plugins.torch.models")
 _GRACE = 10.0
 """Seconds that the other ranks get, once one has failed, to say what they saw."""
 _PR_SET_PDEATHSIG = 1
@@ -50,6 +56,9 @@ class Outcome:
     error: str = ""
 
 
+Function = Callable[..., Any] | str
+
+
 class RanksFailed(AssertionError):
     """Some rank did not return."""
 
@@ -59,14 +68,26 @@ class RanksFailed(AssertionError):
 
 
 class Nursery:
-    """The process that forks ranks. Use as a context manager."""
+    """The process that forks ranks. Use as a context manager.
 
-    def __init__(self) -> None:
+    Args:
+        imported: modules that it imports before the first fork; those of PyTorch let gloo join the ranks.
+        python: interpreter.
+        environment: its environment.
+    """
+
+    def __init__(
+        self,
+        *imported: str,
+        python: str = sys.executable,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
         ours, theirs = socket.socketpair()
-        code = f"from tests.plugins.torch.ranks import raise_ranks; raise_ranks({theirs.fileno()})"
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        told = f"{theirs.fileno()}, {imported or _TORCH}"
+        code = f"from tests.plugins.torch.ranks import raise_ranks; raise_ranks({told})"
+        path = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))
         self._process = subprocess.Popen(
-            [sys.executable, "-c", code], pass_fds=[theirs.fileno()], env={**os.environ, **QUIET, "PYTHONPATH": path}
+            [python, "-c", code], pass_fds=[theirs.fileno()], env={**environment, **QUIET, "PYTHONPATH": path}
         )
         theirs.close()
         self._channel = Connection(ours.detach())
@@ -102,7 +123,8 @@ class Nursery:
 class Ranks:
     """A job of ``size`` ranks that runs module-level functions, each rank the same one at the same time.
 
-    It starts with its first call and lives until a rank fails; the next call then starts a new one.
+    A function is named ``"module:function"`` where only ranks can import it. The job starts with its first call and
+    lives until a rank fails; the next call then starts a new one.
     """
 
     def __init__(self, nursery: Nursery, size: int) -> None:
@@ -113,17 +135,17 @@ class Ranks:
         self._folder: TemporaryDirectory[str] | None = None
         self._spent = False  # a rank has failed, or is still at something
 
-    def __call__(self, function: Callable[..., Any], *args: Any, timeout: float = 60, **options: Any) -> list[Any]:
+    def __call__(self, function: Function, *args: Any, timeout: float = 60, **options: Any) -> list[Any]:
         """What ``function(*args, **options)`` returned in each rank; RanksFailed if it did not in all of them."""
         outcomes = self.outcomes(function, *args, timeout=timeout, grace=_GRACE, **options)
         if self._spent:
             self.close()
-            raise RanksFailed(f"{function.__module__}.{function.__qualname__}", outcomes)
+            raise RanksFailed(str(function), outcomes)
         return [outcome.value for outcome in outcomes]
 
     def outcomes(
         self,
-        function: Callable[..., Any],
+        function: Function,
         *args: Any,
         timeout: float = 60,
         grace: float = 1e9,
@@ -215,7 +237,12 @@ class Ranks:
         return f"its threads:\n{self.wrote(rank)}"
 
 
-def raise_ranks(descriptor: int) -> None:
+def run_script(path: str) -> None:
+    """Run a script as its author does, in a rank."""
+    runpy.run_path(path, run_name="__main__")
+
+
+def raise_ranks(descriptor: int, imported: Sequence[str]) -> None:
     """The nursery's body: forks, and reports exits, until its parent closes the channel. Also the body of every rank.
 
     A forked rank returns from here when its work is done, and so ends as a script does, through the interpreter's
@@ -223,10 +250,10 @@ def raise_ranks(descriptor: int) -> None:
     """
     channel = Connection(descriptor)
     _die_with_parent()
-    # torch before the first fork; torch._dynamo because the first optimizer imports it, which takes as long again.
-    for module in ("torch._dynamo", "torch.distributed", "torch.nn.parallel", "pytest", "tests.plugins.torch.models"):
+    for module in imported:
         importlib.import_module(module)
     gc.freeze()  # else a rank that ends collects, and so copies, all of torch: half a second
+    join = _join_by_gloo if "torch.distributed" in imported else _join_by_session
     exits: dict[int, int] = {}
     while True:
         try:
@@ -244,34 +271,28 @@ def raise_ranks(descriptor: int) -> None:
         pid = os.fork()
         if not pid:
             channel.close()
-            _live(Connection(theirs), rank, size, log)
+            _live(Connection(theirs), rank, size, log, join)
             return
         os.close(theirs)
         channel.send(pid)
 
 
-def _live(link: Connection, rank: int, size: int, log: str) -> None:
+def _live(link: Connection, rank: int, size: int, log: str, join: Callable[[Connection, int, int], None]) -> None:
     """A rank's life: joins, runs what it is told, and ends with the link or its first failure."""
-    import torch
-    import torch.distributed as dist
-
     _die_with_parent()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    torch.set_num_threads(1)
-    limit = timedelta(seconds=60)
-    store = dist.TCPStore("127.0.0.1", 0 if rank == 0 else link.recv(), size, rank == 0, limit, wait_for_workers=False)
-    if rank == 0:
-        link.send(store.port)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+    join(link, rank, size)
     while True:
         try:
             function, args, options = pickle.loads(link.recv_bytes())
+            if isinstance(function, str):
+                module, name = function.split(":")
+                function = getattr(importlib.import_module(module), name)
         except EOFError:
             break
         except Exception:
@@ -282,6 +303,30 @@ def _live(link: Connection, rank: int, size: int, log: str) -> None:
         except BaseException:
             link.send_bytes(pickle.dumps(Outcome(error=traceback.format_exc())))
             break
+
+
+def _join_by_gloo(link: Connection, rank: int, size: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    limit = timedelta(seconds=60)
+    store = dist.TCPStore("127.0.0.1", 0 if rank == 0 else link.recv(), size, rank == 0, limit, wait_for_workers=False)
+    if rank == 0:
+        link.send(store.port)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+
+
+def _join_by_session(link: Connection, rank: int, size: int) -> None:
+    """Tell sessions where to join; what they say is in the rank's log."""
+    from foretrain.comm.rendezvous import ADDRESS, SECRET, free_port
+
+    logging.basicConfig(level=logging.INFO)
+    port = link.recv() if rank else free_port()
+    if not rank:
+        link.send(port)
+    os.environ |= {ADDRESS: f"127.0.0.1:{port}", SECRET: KEY.hex()}
 
 
 def _die_with_parent() -> None:

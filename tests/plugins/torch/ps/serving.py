@@ -13,8 +13,7 @@ from foretrain.comm.ps.server.job import ServerConfig
 from foretrain.comm.ps.server.service import Service
 from foretrain.errors import ForetrainError
 from foretrain.plugins.torch.ps.server import make_optimizer_shard
-
-KEY = bytes(range(32))
+from tests.plugins.torch.ranks import KEY
 
 
 @contextlib.contextmanager
