@@ -22,6 +22,7 @@ from foretrain.planner.search import tune
 from foretrain.report.document import BLUE, ORANGE, SERIES, Figure
 from foretrain.report.page import bars, cards, curves, parts
 from foretrain.report.page import render as report_page
+from foretrain.report.simulation_page import memory_timeline
 from foretrain.report.table import rows
 from foretrain.report.timeline_plot import lanes
 from foretrain.schedule import POLICIES
@@ -340,6 +341,12 @@ def _simulation(found: Mapping[str, Any]) -> str:
         "steps": {"rank": ranks[0]["rank"], "seconds": ranks[0]["steps"]},
     }
     drawn = {"step account": account, "memory at its peak": memory}
+    lines = [
+        (name, [(time * SECOND, size) for time, size in rank["memory"].get("timeline", ())])
+        for name, rank in zip(names, ranks, strict=True)
+    ]
+    if over_time := memory_timeline(lines):
+        drawn["memory over the last step"] = over_time
     return _joined(document, drawn | ({"critical path": path} if shares else {}))
 
 
