@@ -48,8 +48,8 @@ class PeakMemory:
         reserved: from the GPU, by PyTorch's caching allocator.
         breakdown: of ``allocated``, what it was for.
         retries: how often the allocator had to release its cache to go on.
-        timeline: of the last step, the host's time since it began, ps, and what is allocated then; where steps allocate
-            often, the most of a moment.
+        timeline: of the last step, the duration of the kernels launched since it began, ps, and what is allocated then;
+            where steps allocate often, the most of a moment.
     """
 
     allocated: int

@@ -137,7 +137,7 @@ ACCOUNTS = {
     "idle": ("waiting for the host", "#cbd5e1"),
 }
 """Of each time that a step divides into, what it is called and its colour."""
-_MEMORY = {
+MEMORY = {
     "parameters": BLUE,
     "gradients": "#7cb3f8",
     "optimizer": "#7c3aed",
@@ -168,7 +168,7 @@ def memory(found: SimulationFindings) -> Figure:
     """A stacked bar for each live rank at its peak, and a line at what a GPU has."""
     ranks = found.forecast.ranks[:MOST_RANKS]
     figure = _stacked(ranks)
-    kinds = [kind for kind in _MEMORY if any(rank.memory.breakdown.get(kind) for rank in ranks)]
+    kinds = [kind for kind in MEMORY if any(rank.memory.breakdown.get(kind) for rank in ranks)]
     parts = {kind: [rank.memory.breakdown.get(kind, 0) for rank in ranks] for kind in kinds}
     parts["cached, not in use"] = [max(rank.memory.reserved - rank.memory.allocated, 0) for rank in ranks]
     for kind, sizes in parts.items():
@@ -176,7 +176,7 @@ def memory(found: SimulationFindings) -> Figure:
             y=_names(ranks),
             x=[size / 2**30 for size in sizes],
             name=kind,
-            marker={"color": _MEMORY.get(kind, _CACHED)},
+            marker={"color": MEMORY.get(kind, _CACHED)},
             hovertemplate=f"%{{y}}<br>{kind}: %{{x:.2f}} GiB",
         )
     usable = found.done.usable / 2**30
@@ -199,7 +199,7 @@ def memory_timeline(ranks: Sequence[tuple[str, Sequence[tuple[Time, int]]]]) -> 
             line={"shape": "hv", "color": colour, "width": 1.5},
             hovertemplate=f"{name}: %{{y:.4g}} GiB at %{{x:.4g}} ms",
         )
-    figure.update_xaxes(title="host's time since the step began (ms)")
+    figure.update_xaxes(title="time of the step's kernels until then (ms)")
     figure.update_yaxes(title="GiB allocated", rangemode="tozero")
     return figure if any(samples for _, samples in ranks) else None
 

@@ -99,7 +99,7 @@ Timeline& timeline_of(int device) {
 }
 
 void note_allocated(int device) {
-  timeline_of(device).add(log().host(), allocator_of(device).allocated());
+  timeline_of(device).add(log().kernel_time(), allocator_of(device).allocated());
 }
 
 // Blocks of the fused regions that this thread is in, in the order of their making; null where released since.
@@ -237,7 +237,7 @@ MemoryTimeline memory_timeline(int device) { return timeline_of(device).last(); 
 
 void end_memory_step() {
   for (int device = 0; device < device_count(); ++device) {
-    timeline_of(device).end_step(log().host());
+    timeline_of(device).end_step(log().kernel_time());
     note_allocated(device);
   }
 }
