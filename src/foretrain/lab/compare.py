@@ -28,6 +28,7 @@ from foretrain.lab.messages import (
     RoundTimes,
     WorkloadReport,
 )
+from foretrain.lab.paced import scaled
 from foretrain.lab.result import PLAIN, CaseResult, LabResult, LabTrace, gap_breakdown
 from foretrain.network import Cluster
 from foretrain.planner import request_text, requested_schedule
@@ -172,8 +173,6 @@ def experiment(
         seed: of everything random.
         traced: whether to record timelines.
     """
-    from foretrain.lab.paced import scaled
-
     links = plan_of(hosts=hosts, rate=rate, servers=servers).links
     if servers is not None and (buckets or half_hook):
         raise ConfigError("servers", servers, "are not for DDP, which all-reduces", "leave out its buckets and hook")
