@@ -20,7 +20,8 @@ _CONGESTION = "import foretrain.comm.bounded.congestion"
 _NETWORK = (
     "from foretrain.simulation import simulate; from foretrain.workload import zoo;"
     "simulate(zoo('alexnet'), '4x1xV100@10Gbps,ps=2', 'p3', trace=False);"
-    "simulate(zoo('alexnet'), 'star:4@10Gbps', 'ddp', trace=False)"
+    "simulate(zoo('alexnet'), 'star:4@10Gbps', 'ddp', trace=False);"
+    "from foretrain.network.deployment_notation import deployment; deployment('dgx-h100:2')"
 )
 _PACKETS = (
     "from tests.network.packet.test_twins import both, random_case\n"
