@@ -386,7 +386,7 @@ def test_without_a_compiler_it_runs_in_python_and_says_so(monkeypatch, tmp_path,
         for cached in (runners.library, runners.library_if_possible):
             cached.cache_clear()
     assert [record.message.count("apt install g++") for record in caplog.records] == [1]
-    assert not list(tmp_path.rglob("unfinished-*"))
+    assert not list(tmp_path.rglob("*.unfinished"))
 
 
 @pytest.mark.process
