@@ -40,7 +40,11 @@ SEGMENT = 128 << 10
 """Bytes that are received before they are added, and sent at once: together they stay in a core's cache."""
 _PACKAGE = Path(__file__).parent
 _SOURCES = _PACKAGE / "ring.cpp", _PACKAGE.parent / "bounded" / "engine.cpp", _PACKAGE.parent / "ps" / "wire.cpp"
-_HEADERS = _PACKAGE / "sums.h", _PACKAGE.parent / "bounded" / "wire.h", _PACKAGE.parent / "ps" / "gmac.h"
+_HEADERS = (
+    _PACKAGE / "sums.h",
+    _PACKAGE.parent / "bounded" / "wire.h",
+    *(_PACKAGE.parent / "ps" / name for name in ("gmac.h", "shard.h")),
+)
 _PREBUILT = _PACKAGE / "libring.so"
 # Not -march=native: a home may be shared by machines. Wide instructions are chosen when it runs. No contraction, or the
 # compiler's choice of a fused multiplication would show in the bits.

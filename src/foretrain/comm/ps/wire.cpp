@@ -14,6 +14,10 @@
 // window closes, so that memory is bounded. What is sent is sent from where it is; the owner keeps it until a SENT event
 // says that the kernel has it. Few bytes are copied instead.
 //
+// Note [Served connections]. A server's owner may let the wire itself serve a worker: pushes go to the `Shard`, sums and
+// acknowledgements back, and the owner sees none of them. What is not regular goes to the owner, and so does everything
+// behind it on that connection, until the owner has seen it: messages keep their order.
+//
 // Note [Strangers]. Of a connection without a key no more is read than a handshake needs, and it is closed when it has
 // none after some seconds, or when too many wait; so it holds neither memory nor a place for longer. A connection with
 // a key is closed by the first message whose tag or place is wrong.
@@ -44,6 +48,7 @@
 #include <vector>
 
 #include "gmac.h"
+#include "shard.h"
 
 namespace {
 
@@ -53,6 +58,10 @@ const int64_t BUFFER = 2 << 20;     // bytes that the kernel may hold to send, s
 const int PIECES = 64;              // of one call of the kernel
 
 enum What : int64_t { OPENED, MESSAGE, CLOSED, SENT, SLAB, WANTED, WATCHED };
+
+// frames.FrameKind, and flags.
+enum Frame : uint8_t { PUSH = 7, PULL = 8, VALUE = 9, RECEIVED = 10, ALIVE = 11 };
+enum Flag : uint8_t { ABSENT = 1, ACCUMULATES = 2, PULL_ONLY = 4, SEVERAL = 16 };
 
 const int64_t STRANGE = -2;  // slab of a message without a key: its payload's address is in `at`, until the next `poll`
 // Why a connection was closed; errno otherwise.
@@ -71,15 +80,44 @@ struct Event {
     uint8_t header[HEADER];
     uint8_t unused[4];
 };
+struct Header {
+    char magic[2];
+    uint8_t kind, flag;
+    uint32_t sender;
+    uint64_t place;
+    uint32_t part;
+    int64_t step, offset, size;
+};
+struct Item {                       // of a message with several ranges
+    int64_t part, offset, size, length;
+};
 #pragma pack(pop)
+static_assert(sizeof(Header) == HEADER && sizeof(Item) == 32, "the layout is the protocol");
 static_assert(sizeof(Prefix) == PREFIX && sizeof(Event) == 88, "the layout is the protocol");
 
 struct Message {                    // on its way out
     Prefix prefix;
     std::vector<iovec> pieces;      // the prefix is not among them
     std::vector<char> copy;
+    std::shared_ptr<void> keep;     // what the pieces lie in, where the owner does not keep it
     int64_t size, sent = 0;
     bool sealed = false;
+};
+
+// Slabs that sums need no longer, see `Shard`.
+struct Released {
+    std::mutex mutex;
+    std::vector<int64_t> slabs;
+};
+
+// A worker that is served here, see Note [Served connections].
+struct Served {
+    std::shared_ptr<Shard> shard;
+    int64_t worker, epoch, number;      // number: of this shard
+    int64_t main, aside;                // connections
+    Outlet outlet;
+    int64_t pushes = 0, acknowledged = 0, heard = 0;
+    bool touched = false;
 };
 
 struct Connection {
@@ -94,6 +132,9 @@ struct Connection {
     int64_t sent = 0, told = 0;     // whole messages; those that the owner knows of
     bool finishing = false;
     bool held = false;              // a stranger's message waits for the owner
+    int64_t unread = 0;             // messages that wait for the owner
+    int64_t kept = 0;               // the latest message that the owner keeps
+    std::shared_ptr<Served> served;
     // Of the message that is being received.
     Prefix prefix;
     int64_t got = 0;                // bytes, of prefix and payload
@@ -104,7 +145,8 @@ struct Connection {
 
 struct Slab {
     char* memory;
-    int64_t size, used = 0, pending = 0;        // bytes handed out; messages that are being received into it
+    int64_t size, used = 0, pending = 0;        // bytes handed out; messages received into it, or kept for a sum
+    bool seen = false;                          // by the owner, which may have views of it
 };
 
 // A size that is set is not adapted any more, and a smaller one than wanted would be worse than that.
@@ -187,10 +229,7 @@ class Wire {
     void give(int64_t slab, char* memory, int64_t size) {
         Lock lock(mutex_);
         slabs_[slab] = {memory, size};
-        std::vector<int64_t> starved;
-        starved.swap(starved_);
-        for (int64_t number : starved)
-            if (Connection* c = find(number)) interest(*c);
+        feed();
     }
 
     bool set_keys(int64_t number, const uint8_t* sending, const uint8_t* receiving, int64_t heard) {
@@ -211,9 +250,7 @@ class Wire {
         std::unique_ptr<Message> made(new Message);
         int64_t length = 0;
         for (int64_t i = 0; i < count; ++i) length += pieces[2 * i + 1];
-        made->prefix.length = uint32_t(length), made->size = PREFIX + length;
         std::memcpy(made->prefix.header, header, HEADER);
-        std::memset(made->prefix.tag, 0, 16);
         if (length <= SMALL) {
             made->copy.resize(length);
             char* to = made->copy.data();
@@ -225,15 +262,44 @@ class Wire {
                 if (pieces[2 * i + 1])
                     made->pieces.push_back({reinterpret_cast<void*>(pieces[2 * i]), size_t(pieces[2 * i + 1])});
         }
-        if (c->sending) {
-            std::memcpy(made->prefix.header + 8, &c->said, 8);
-            ++c->said;
-        } else {
-            made->sealed = true;    // there is nothing to seal it with
-        }
-        c->out.push_back(std::move(made));
-        dirty_.push_back(number);
-        return length <= SMALL ? 0 : c->sent + int64_t(c->out.size());
+        queue(*c, std::move(made), length);
+        return length <= SMALL ? 0 : c->kept = c->sent + int64_t(c->out.size());
+    }
+
+    // Serves a worker from here on, on its two connections; without a shard it serves it no longer.
+    void serve_worker(int64_t main, int64_t aside, std::shared_ptr<Shard> shard, int64_t worker, int64_t epoch,
+                      int64_t number, int64_t credit, int64_t slice) {
+        Lock lock(mutex_);
+        std::shared_ptr<Served> made;
+        if (shard) made.reset(new Served{shard, worker, epoch, number, main, aside, Outlet(credit, slice)});
+        for (int64_t each : {main, aside})
+            if (Connection* c = find(each)) c->served = made;
+    }
+
+    // Takes a message that the owner has got, as if it had not; returns whether it could.
+    bool take_back(int64_t number, const uint8_t* header, const char* payload, int64_t length) {
+        Lock lock(mutex_);
+        Connection* c = find(number);
+        if (!c || !c->served) return false;
+        std::shared_ptr<char> copy(new char[length], std::default_delete<char[]>());
+        std::memcpy(copy.get(), payload, length);
+        return take(*c, header, copy.get(), length, copy);
+    }
+
+    // Queues a sum for a served worker; returns false if that is not served.
+    bool put(int64_t number, const Value& value) {
+        Lock lock(mutex_);
+        Connection* c = find(number);
+        if (!c || !c->served) return false;
+        deliver({{c->served->worker, value}}, *c->served->shard);
+        return true;
+    }
+
+    // Returns when a served connection's worker was heard last, ns of the monotonic clock; 0 where none is.
+    int64_t heard(int64_t number) {
+        Lock lock(mutex_);
+        Connection* c = find(number);
+        return c && c->served ? c->served->heard : 0;
     }
 
     // Gives to the kernel what it takes now.
@@ -243,6 +309,7 @@ class Wire {
     }
 
     void flush_all() {
+        pump();
         std::vector<int64_t> dirty;
         dirty.swap(dirty_);
         for (int64_t number : dirty)
@@ -278,16 +345,16 @@ class Wire {
         {
             Lock lock(mutex_);
             events_ = events, room_ = most, count_ = 0;
-            flush_all();
             // The owner has seen what it was told of the last time, and set keys.
             shown_strange_.clear();
             for (int64_t number : shown_) {
-                if (Connection* c = find(number)) {
-                    c->held = false;
-                    interest(*c);
-                }
+                Connection* c = find(number);
+                if (!c) continue;
+                --c->unread;
+                if (c->held) c->held = false, interest(*c);
             }
             shown_.clear();
+            flush_all();
             hand_over();
             if (count_) return count_;
             sleeping_ = true;
@@ -328,6 +395,7 @@ class Wire {
             }
             Lock lock(mutex_);
             if (stopping_) return;
+            if (!touched_.empty()) flush_all();
             int64_t now = now_ns();
             judge(now);
             wait = next_deadline_ ? std::min<int64_t>(1000, std::max<int64_t>(0, (next_deadline_ - now) / 1000000 + 1)) : 1000;
@@ -393,12 +461,11 @@ class Wire {
     void hand_over() {
         for (auto& each : connections_) {
             Connection& c = *each.second;
-            if (c.sent > c.told) tell(c.number, SENT, c.told = c.sent);
+            if (c.sent > c.told && c.kept > c.told) tell(c.number, SENT, c.told = c.sent);
         }
         while (!late_.empty() && count_ < room_) {
             const Event& event = events_[count_++] = late_.front();
-            if (event.what == MESSAGE && find(event.connection) && find(event.connection)->held)
-                shown_.push_back(event.connection);
+            if (event.what == MESSAGE) shown_.push_back(event.connection);
             if (event.slab == STRANGE) {
                 shown_strange_.push_back(std::move(strange_.front()));
                 strange_.pop_front();
@@ -482,7 +549,151 @@ class Wire {
         if (events & (EPOLLIN | EPOLLHUP | EPOLLERR) && find(number)) receive(c);
     }
 
+    // ── serving ──
+
+    // Takes a regular message of a served worker; returns false if it is not. `keep` keeps its payload.
+    bool take(Connection& c, const uint8_t* from, const char* payload, int64_t length, std::shared_ptr<void> keep) {
+        std::shared_ptr<Served> served = c.served;
+        Header header;
+        std::memcpy(&header, from, HEADER);
+        if (header.kind == RECEIVED) {
+            served->outlet.received(header.size);
+            touch(served);
+        } else if (header.kind == PUSH) {
+            if (!push(*served, header, payload, length, keep)) return false;
+            ++served->pushes;
+            touch(served);
+        } else if (header.kind == PULL) {
+            std::vector<Delivery> found;
+            Range wanted{header.offset, header.offset + header.size};
+            std::lock_guard<std::mutex> lock(served->shard->mutex);
+            if (served->shard->pull(served->worker, header.part, header.step, wanted, found)) return false;
+            deliver(found, *served->shard);
+        } else if (header.kind != ALIVE) {
+            return false;
+        }
+        served->heard = now_ns();
+        return true;
+    }
+
+    bool push(Served& served, const Header& header, const char* payload, int64_t length, std::shared_ptr<void>& keep) {
+        std::lock_guard<std::mutex> lock(served.shard->mutex);
+        std::vector<Delivery> found;
+        auto one = [&](int64_t part, int64_t offset, int64_t size, int64_t given) {
+            int64_t detail;
+            const Pushed pushed{offset, offset + size, given ? payload : nullptr, keep};
+            payload += given, length -= given;
+            return (given == 0 || given == size) && size > 0 && offset >= 0 &&
+                   !served.shard->push(served.worker, part, header.step, pushed, header.flag & ACCUMULATES,
+                                       header.flag & PULL_ONLY, found, detail);
+        };
+        bool fine = true;
+        if (!(header.flag & SEVERAL)) {
+            fine = bool(header.flag & ABSENT) != bool(length) && one(header.part, header.offset, header.size, length);
+        } else {
+            const char* table = payload;
+            const int64_t count = header.part, size = count * int64_t(sizeof(Item));
+            if (count == 0 || size > length) return false;
+            payload += size, length -= size;
+            for (int64_t k = 0; k < count && fine; ++k) {
+                Item item;
+                std::memcpy(&item, table + k * sizeof(Item), sizeof(Item));
+                fine = item.length >= 0 && item.length <= length && one(item.part, item.offset, item.size, item.length);
+            }
+            fine = fine && length == 0;
+        }
+        deliver(found, *served.shard);
+        return fine;
+    }
+
+    void touch(const std::shared_ptr<Served>& served) {
+        if (!served->touched) touched_.push_back(served);
+        served->touched = true;
+    }
+
+    // Queues sums for those of their workers that are served.
+    void deliver(const std::vector<Delivery>& found, const Shard& shard) {
+        for (const Delivery& each : found) {
+            for (auto& one : connections_) {
+                const std::shared_ptr<Served>& served = one.second->served;
+                if (!served || served->worker != each.worker || served->shard.get() != &shard) continue;
+                served->outlet.put(shard.part(each.value.part)->urgency, each.value);
+                touch(served);
+                break;
+            }
+        }
+    }
+
+    // Queues acknowledgements, and the sums that credit allows.
+    void pump() {
+        std::vector<std::shared_ptr<Served>> touched;
+        touched.swap(touched_);
+        for (auto& served : touched) {
+            served->touched = false;
+            Connection *main = find(served->main), *aside = find(served->aside);
+            if (!main || !aside || main->served != served || main->finishing) continue;
+            if (served->acknowledged < served->pushes) {
+                served->acknowledged = served->pushes;
+                queue(*aside, made(*served, {{'f', 's'}, RECEIVED, 0, 0, 0, 0, served->epoch, served->pushes, 0}), 0);
+            }
+            for (;;) {
+                std::vector<Value> values = served->outlet.take();
+                if (values.empty()) break;
+                queue_values(*main, *served, values);
+            }
+        }
+    }
+
+    std::unique_ptr<Message> made(const Served& served, Header header) {
+        header.sender = uint32_t(served.number);
+        std::unique_ptr<Message> message(new Message);
+        std::memcpy(message->prefix.header, &header, HEADER);
+        return message;
+    }
+
+    void queue_values(Connection& c, Served& served, const std::vector<Value>& values) {
+        const Value& first = values[0];
+        Header header{{'f', 's'}, VALUE, 0, 0, 0, uint32_t(first.part), first.step, first.start, first.end - first.start};
+        std::vector<Item> table;
+        std::vector<iovec> pieces;
+        int64_t length = 0, size = 0;
+        for (const Value& each : values) {
+            if (each.length())
+                pieces.push_back({const_cast<char*>(served.shard->data(each)), size_t(each.length())});
+            table.push_back({each.part, each.start, each.end - each.start, each.length()});
+            length += each.length(), size += each.end - each.start;
+        }
+        if (values.size() == 1) {
+            header.flag = first.absent ? ABSENT : 0;
+        } else {
+            header.flag = SEVERAL, header.part = uint32_t(values.size()), header.offset = 0, header.size = size;
+        }
+        std::unique_ptr<Message> message = made(served, header);
+        if (values.size() > 1) {
+            int64_t bytes = int64_t(table.size() * sizeof(Item));
+            message->copy.assign(reinterpret_cast<char*>(table.data()), reinterpret_cast<char*>(table.data()) + bytes);
+            message->pieces.push_back({message->copy.data(), size_t(bytes)});
+            length += bytes;
+        }
+        message->pieces.insert(message->pieces.end(), pieces.begin(), pieces.end());
+        message->keep = served.shard;
+        queue(c, std::move(message), length);
+    }
+
     // ── sending ──
+
+    void queue(Connection& c, std::unique_ptr<Message> message, int64_t length) {
+        message->prefix.length = uint32_t(length), message->size = PREFIX + length;
+        std::memset(message->prefix.tag, 0, 16);
+        if (c.sending) {
+            std::memcpy(message->prefix.header + 8, &c.said, 8);
+            ++c.said;
+        } else {
+            message->sealed = true;     // there is nothing to seal it with
+        }
+        c.out.push_back(std::move(message));
+        dirty_.push_back(c.number);
+    }
 
     void seal(Connection& c, Message& message) {
         uint64_t place;
@@ -542,12 +753,45 @@ class Wire {
     }
 
     void retire(int64_t slab) {
+        if (!slabs_[slab].seen) {
+            slabs_[slab].used = 0;
+            return feed();
+        }
         slabs_.erase(slab);
         tell(-1, SLAB, slab);
     }
 
+    // Lets connections that lacked a slab look again.
+    void feed() {
+        std::vector<int64_t> starved;
+        starved.swap(starved_);
+        for (int64_t number : starved)
+            if (Connection* c = find(number)) interest(*c);
+    }
+
+    // Returns what keeps the slab of a message for a sum, which may outlive this wire.
+    std::shared_ptr<void> kept(int64_t slab) {
+        if (slab < 0) return nullptr;
+        ++slabs_[slab].pending;
+        std::shared_ptr<Released> released = released_;
+        return std::shared_ptr<void>(static_cast<void*>(released.get()), [released, slab](void*) {
+            std::lock_guard<std::mutex> lock(released->mutex);
+            released->slabs.push_back(slab);
+        });
+    }
+
+    void take_released() {
+        std::vector<int64_t> slabs;
+        {
+            std::lock_guard<std::mutex> lock(released_->mutex);
+            slabs.swap(released_->slabs);
+        }
+        for (int64_t each : slabs) leave(each);
+    }
+
     // Finds room for a payload; returns false if there is none.
     bool reserve(Connection& c, int64_t length) {
+        take_released();
         int64_t size = (length + ALIGN - 1) / ALIGN * ALIGN;
         auto fits = [&](int64_t number) {
             auto found = slabs_.find(number);
@@ -666,6 +910,12 @@ class Wire {
             if (wrong || place != c.heard) return fail(c, FORGED), false;
             ++c.heard;
         }
+        if (c.served && !c.unread && take(c, c.prefix.header, c.place, length, kept(c.slab))) {
+            drop_place(c);
+            return true;
+        }
+        if (c.slab >= 0) slabs_[c.slab].seen = true;
+        ++c.unread;
         Event made{};
         made.connection = c.number, made.what = MESSAGE;
         made.slab = c.slab, made.at = c.at, made.length = length;
@@ -679,10 +929,14 @@ class Wire {
             c.held = true;
             interest(c);
         }
+        drop_place(c);
+        return true;
+    }
+
+    void drop_place(Connection& c) {
         int64_t slab = c.slab;
         c.slab = -1, c.place = nullptr;
         if (slab >= 0) leave(slab);
-        return true;
     }
 
     int64_t most_, handshake_;      // bytes of a payload: with a key, and without
@@ -694,7 +948,9 @@ class Wire {
     std::deque<Event> late_;
     std::deque<std::vector<char>> strange_;         // payloads of strangers that the owner has yet to see
     std::vector<std::vector<char>> shown_strange_;  // that it is looking at
-    std::vector<int64_t> shown_;                    // held connections whose message it is looking at
+    std::vector<int64_t> shown_;                    // connections whose messages it is looking at, each once for each
+    std::vector<std::shared_ptr<Served>> touched_;  // that may be sent something
+    std::shared_ptr<Released> released_ = std::make_shared<Released>();
     std::mutex mutex_;
     std::thread thread_;
     int ready_ = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);  // something is there for the owner
@@ -743,3 +999,71 @@ EXPORTED void foretrain_wire_tag(const uint8_t* key, uint64_t place, const uint8
     sum.add(payload, size_t(size));
     sum.finish(place, tag);
 }
+
+// A shard for `workers`, of whom `lost` count no more, with parts of four numbers each: number, size, kind, urgency.
+EXPORTED std::shared_ptr<Shard>* foretrain_shard_new(int64_t workers, int64_t restarted, const int64_t* lost,
+                                                     int64_t lost_count, const int64_t* parts, int64_t part_count) {
+    auto made = new std::shared_ptr<Shard>(new Shard(workers, restarted));
+    for (int64_t k = 0; k < lost_count; ++k) (*made)->leave_out(lost[k]);
+    for (const int64_t* part = parts; part_count--; part += 4) (*made)->add_part(part[0], part[1], part[2], part[3]);
+    return made;
+}
+EXPORTED void foretrain_shard_delete(std::shared_ptr<Shard>* shard) { delete shard; }
+// Adds a copy of what was pushed; `detail` is the round that the returned code tells of.
+EXPORTED int64_t foretrain_shard_push(std::shared_ptr<Shard>* shard, int64_t worker, int64_t part, int64_t step,
+                                      int64_t offset, int64_t size, const char* data, int64_t length, int64_t again,
+                                      int64_t held, int64_t* detail) {
+    std::lock_guard<std::mutex> lock((*shard)->mutex);
+    std::shared_ptr<char> copy;
+    if (data) {
+        if (length != size) return Shard::NO_SIZE;
+        copy.reset(new char[length], std::default_delete<char[]>());
+        std::memcpy(copy.get(), data, length);
+    }
+    return (*shard)->push(worker, part, step, {offset, offset + size, copy.get(), copy}, again, held, (*shard)->told,
+                          *detail);
+}
+EXPORTED int64_t foretrain_shard_pull(std::shared_ptr<Shard>* shard, int64_t worker, int64_t part, int64_t step,
+                                      int64_t offset, int64_t size) {
+    std::lock_guard<std::mutex> lock((*shard)->mutex);
+    return (*shard)->pull(worker, part, step, {offset, offset + size}, (*shard)->told);
+}
+EXPORTED void foretrain_shard_remove_worker(std::shared_ptr<Shard>* shard, int64_t worker) {
+    std::lock_guard<std::mutex> lock((*shard)->mutex);
+    (*shard)->remove_worker(worker, (*shard)->told);
+}
+// Writes up to `most` deliveries of the calls before, which are then forgotten; returns how many.
+EXPORTED int64_t foretrain_shard_deliveries(std::shared_ptr<Shard>* shard, Delivery* to, int64_t most) {
+    std::lock_guard<std::mutex> lock((*shard)->mutex);
+    std::vector<Delivery>& told = (*shard)->told;
+    int64_t count = std::min<int64_t>(most, int64_t(told.size()));
+    std::copy(told.begin(), told.begin() + count, to);
+    told.erase(told.begin(), told.begin() + count);
+    return count;
+}
+// Returns the step of one of a part's two rounds, −1 if there is none, and writes the bytes that each worker lacks.
+EXPORTED int64_t foretrain_shard_round(std::shared_ptr<Shard>* shard, int64_t part, int64_t which, int64_t workers,
+                                       int64_t* missing) {
+    std::lock_guard<std::mutex> lock((*shard)->mutex);
+    const Shard::Part::Round* round = (*shard)->part(part)->rounds[which].get();
+    if (!round) return -1;
+    for (int64_t worker = 0; worker < workers; ++worker) missing[worker] = round->coverage.missing(worker);
+    return round->step;
+}
+// Returns where the sums of a part are, in rounds of that parity.
+EXPORTED const char* foretrain_shard_sums(std::shared_ptr<Shard>* shard, int64_t part, int64_t which) {
+    return (*shard)->part(part)->sums[which].get();
+}
+EXPORTED void foretrain_wire_serve(Wire* wire, int64_t main, int64_t aside, std::shared_ptr<Shard>* shard, int64_t worker,
+                                   int64_t epoch, int64_t number, int64_t credit, int64_t slice) {
+    wire->serve_worker(main, aside, shard ? *shard : nullptr, worker, epoch, number, credit, slice);
+}
+EXPORTED int64_t foretrain_wire_take_back(Wire* wire, int64_t connection, const uint8_t* header, const char* payload,
+                                          int64_t length) {
+    return wire->take_back(connection, header, payload, length);
+}
+EXPORTED int64_t foretrain_wire_put(Wire* wire, int64_t connection, int64_t part, int64_t step, int64_t start, int64_t end,
+                                    int64_t absent) {
+    return wire->put(connection, {part, step, start, end, absent});
+}
+EXPORTED int64_t foretrain_wire_heard(Wire* wire, int64_t connection) { return wire->heard(connection); }

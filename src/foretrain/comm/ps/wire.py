@@ -25,12 +25,15 @@ import numpy as np
 from foretrain.comm.collectives import runners
 from foretrain.comm.ps.frames import HEADER, KINDS, MAGIC, FrameKind, Header
 from foretrain.errors import ForetrainError
+from foretrain.network.switch_cluster import MESSAGE
 
 Buffer: TypeAlias = bytes | memoryview
 Payload: TypeAlias = Buffer | Sequence[Buffer]
 """Bytes of a message, in one piece or several."""
 STRANGERS_TIMEOUT: Final = 5.0
 """Seconds that a connection may be without a key."""
+SERVED: Final = frozenset((FrameKind.PUSH, FrameKind.PULL, FrameKind.RECEIVED))
+"""Messages of a worker that a wire takes itself where it serves that worker."""
 _EVENT: Final = struct.Struct("<qqqqq" + HEADER.format.removeprefix("<") + "4x")
 _BATCH: Final = 128
 """Most events of one turn."""
@@ -105,7 +108,7 @@ class Wire:
     """
 
     def __init__(self, limit: int, strangers_limit: int) -> None:
-        self._library, self._quick = _libraries()
+        self._library, self._quick = libraries()
         self._wire = self._library.foretrain_wire_new(limit, strangers_limit)
         self._events = bytearray(_EVENT.size * _BATCH)
         self._events_view = memoryview(self._events)
@@ -177,7 +180,7 @@ class Wire:
         size = 0
         for piece in pieces:
             if length := len(piece):
-                places += _address(piece), length
+                places += address(piece), length
                 size += length
         where = struct.pack(f"<{len(places)}q", *places)
         number = self._quick.foretrain_wire_send(self._wire, connection, packed, where, len(places) // 2)
@@ -189,6 +192,38 @@ class Wire:
         if self._unsent > _UNSENT:
             self.flush()
         return True
+
+    def serve(
+        self, connections: tuple[int, int], shard: int | None, worker: int, epoch: int, number: int, credit: int
+    ) -> None:
+        """Serve a worker here, see Note [Served connections] in wire.cpp; without a ``shard`` no longer.
+
+        Args:
+            connections: the worker's two.
+            shard: `foretrain.comm.ps.server.shard.SumShard.native`.
+            worker: its rank.
+            epoch: of its declaration.
+            number: of the shard.
+            credit: bytes in flight from which on nothing more is sent.
+        """
+        given = *connections, shard, worker, epoch, number, credit, MESSAGE
+        self._quick.foretrain_wire_serve(self._wire, *given)
+
+    def take_back(self, connection: int, header: Header, payload: memoryview) -> bool:
+        """Serve a message that `poll` has returned; return False if it is not regular, or nobody is served there."""
+        kind, flag, sender, place, *numbers = header
+        packed = HEADER.pack(MAGIC, kind, flag, sender, place, *numbers)
+        size = len(payload)
+        where = address(payload) if size else None
+        return bool(self._quick.foretrain_wire_take_back(self._wire, connection, packed, where, size))
+
+    def put(self, connection: int, part: int, step: int, start: int, end: int, *, absent: bool) -> bool:
+        """Queue a sum for the worker that is served on this connection; return False if nobody is."""
+        return bool(self._quick.foretrain_wire_put(self._wire, connection, part, step, start, end, absent))
+
+    def heard(self, connection: int) -> float:
+        """Return when the worker that is served there was heard last, s of the monotonic clock."""
+        return self._quick.foretrain_wire_heard(self._wire, connection) / 1e9
 
     def flush(self) -> None:
         """Give to the kernel what it takes now."""
@@ -281,10 +316,11 @@ class Wire:
             del self._used[: max(0, len(self._used) - _SLABS_KEPT)]
         self._slab_count += 1
         view = self._slabs[self._slab_count] = used.data
-        self._quick.foretrain_wire_give(self._wire, self._slab_count, _address(view), len(view))
+        self._quick.foretrain_wire_give(self._wire, self._slab_count, address(view), len(view))
 
 
-def _address(data: Buffer) -> int:
+def address(data: Buffer) -> int:
+    """Return where ``data`` is in memory."""
     if isinstance(data, bytes):
         return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0
     if data.readonly:
@@ -293,7 +329,7 @@ def _address(data: Buffer) -> int:
 
 
 @functools.cache
-def _libraries() -> tuple[ctypes.CDLL, ctypes.PyDLL]:
+def libraries() -> tuple[ctypes.CDLL, ctypes.PyDLL]:
     """Return the library as it is called where a call may take long, and for short calls, which keep Python's lock."""
     try:
         library = runners.library()
@@ -308,6 +344,19 @@ def _libraries() -> tuple[ctypes.CDLL, ctypes.PyDLL]:
     library.foretrain_wire_new.argtypes, library.foretrain_wire_new.restype = [number, number], where
     quick.foretrain_wire_keys.argtypes = [where, number, text, text, number]
     quick.foretrain_wire_give.argtypes = [where, number, where, number]
+    quick.foretrain_wire_serve.argtypes = [where, number, number, where, *[number] * 5]
+    quick.foretrain_wire_take_back.argtypes = [where, number, text, where, number]
+    quick.foretrain_wire_put.argtypes = [where, *[number] * 6]
+    quick.foretrain_wire_heard.argtypes = [where, number]
+    quick.foretrain_shard_new.argtypes = [number, number, where, number, where, number]
+    quick.foretrain_shard_new.restype = quick.foretrain_shard_sums.restype = where
+    quick.foretrain_shard_push.argtypes = [where, *[number] * 5, where, *[number] * 3, where]
+    quick.foretrain_shard_pull.argtypes = [where, *[number] * 5]
+    quick.foretrain_shard_remove_worker.argtypes = [where, number]
+    quick.foretrain_shard_deliveries.argtypes = [where, where, number]
+    quick.foretrain_shard_round.argtypes = [where, number, number, number, where]
+    quick.foretrain_shard_sums.argtypes = [where, number, number]
+    quick.foretrain_shard_delete.argtypes = [where]
     quick.foretrain_wire_send.argtypes = [where, number, text, text, number]
     library.foretrain_wire_listen.argtypes = [where, text, text, number, number]
     library.foretrain_wire_connect.argtypes = [where, text, text]
@@ -318,6 +367,13 @@ def _libraries() -> tuple[ctypes.CDLL, ctypes.PyDLL]:
         getattr(library, f"foretrain_wire_{name}").argtypes = [where]
     for function in (
         quick.foretrain_wire_send,
+        quick.foretrain_wire_take_back,
+        quick.foretrain_wire_put,
+        quick.foretrain_wire_heard,
+        quick.foretrain_shard_push,
+        quick.foretrain_shard_pull,
+        quick.foretrain_shard_deliveries,
+        quick.foretrain_shard_round,
         library.foretrain_wire_listen,
         library.foretrain_wire_connect,
         library.foretrain_wire_poll,

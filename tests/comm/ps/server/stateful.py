@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from foretrain.comm.ps.server.shard import SumShard, _Round
+from tests.comm.ps.server.oracle import PythonSumShard, _Round
 
 RATE = np.float32(0.1)
 
 
-class Sgd(SumShard):
+class Sgd(PythonSumShard):
     """Of float32; what no worker has a gradient for stays, and is sent as absent."""
 
     def __init__(self, parts, tasks, workers, **options):

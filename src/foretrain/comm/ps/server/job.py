@@ -1,6 +1,7 @@
 """Job of one shard: admits workers, handles their messages, and finds lost ones.
 
-It knows the shard and its snapshots, peers and clocks, but no socket: a function sends messages.
+It knows the shard and its snapshots, peers and clocks, but no socket: a function sends messages. Where there is a wire,
+it serves the workers of a `SumShard` itself, and only other messages come here.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from foretrain.comm.ps.frames import (
 )
 from foretrain.comm.ps.placement import Declaration, Placement
 from foretrain.comm.ps.server.peers import AuthenticatedPeer, Peer, Peers, SendQueue
-from foretrain.comm.ps.server.shard import Delivery, Mode, OptimizerShardFactory, mode
+from foretrain.comm.ps.server.shard import Delivery, Mode, OptimizerShardFactory, SumShard, mode
 from foretrain.comm.ps.server.snapshots import SnapshotPolicy, Snapshots, Stateful, WorkerProgress
-from foretrain.comm.ps.wire import Payload
+from foretrain.comm.ps.wire import SERVED, Payload, Wire
 from foretrain.errors import ConfigError, Disagreement, ForetrainError, PeerLost
 from foretrain.network.switch_cluster import MESSAGE, WINDOW
 
@@ -118,8 +119,8 @@ class ShardJob:
         lost: workers without which the others go on.
     """
 
-    def __init__(self, terms: ServerConfig, hand_over: HandOver) -> None:
-        self._terms, self._hand_over = terms, hand_over
+    def __init__(self, terms: ServerConfig, hand_over: HandOver, wire: Wire | None = None) -> None:
+        self._terms, self._hand_over, self._wire = terms, hand_over, wire
         self.peers = Peers()
         self.name: str | None = None
         self.failure: ForetrainError | None = None
@@ -199,6 +200,9 @@ class ShardJob:
         kind = header.kind
         if kind in _OF_A_DECLARATION and peer.epoch not in (None, self._epoch):
             return  # it belongs to an earlier declaration, and its sender will declare again
+        # What is not regular goes on below, where it is found what is wrong with it.
+        if kind in SERVED and self._wire and peer.served and self._wire.take_back(peer.route, header, payload):
+            return
         if kind is FrameKind.PUSH:
             self._push(peer, header, payload)
         elif kind is FrameKind.PULL:
@@ -214,6 +218,7 @@ class ShardJob:
             peer.send_queue.received(header.size)
         elif kind is FrameKind.DECLARE:
             self._declare(peer, header, Declaration.decode(bytes(payload)))
+            self._serve(peer)
             self._answer(peer)
             for rank in self.lost:
                 self._send(peer, Header(FrameKind.LOST, part=rank))
@@ -232,7 +237,7 @@ class ShardJob:
                 self._returning[peer.rank] = time.monotonic() + _WARMUP * self._terms.peer_timeout
             else:
                 self.left.add(peer.rank)
-            self.peers.drop(peer.rank)
+            self._let_go(peer.rank)
             self._enqueue(self.parts.worker_closed(peer.rank) if self.parts else ())
             self._end_together()
             if self._keeping is not None:
@@ -300,6 +305,8 @@ class ShardJob:
         if declaration.job != self.name:
             raise Malformed("declaration", f"worker {peer.rank} of job {self.name} declares what is another's")
         if epoch > self._epoch or self._declared is None:
+            for other in self.peers:
+                self._stop_serving(other)
             self._declared, self._epoch = declaration, epoch
             placement = Placement(declaration, self._terms.shards)
             mine = [part for part in placement.parts if part.shard == self._terms.shard]
@@ -337,9 +344,27 @@ class ShardJob:
                     "snapshot: start servers with --snapshot-dir; this job can go on from a checkpoint"
                 )
 
+    def _serve(self, peer: Peer) -> None:
+        """Let the wire serve a worker that has declared the present tasks, if there are only sums."""
+        if self._wire is None or peer.aside is None or not isinstance(self.parts, SumShard):
+            return
+        if peer.epoch == self._epoch:
+            given = peer.rank, self._epoch, self._terms.shard, self._terms.credit
+            self._wire.serve((peer.route, peer.aside), self.parts.native, *given)
+            peer.served = True
+
+    def _stop_serving(self, peer: Peer) -> None:
+        if self._wire is not None and peer.served and peer.aside is not None:
+            self._wire.serve((peer.route, peer.aside), None, peer.rank, 0, 0, 0)
+            peer.served = False
+
     def _enqueue(self, deliveries: Iterable[Delivery]) -> None:
         for worker, value in deliveries:
-            if (peer := self.peers.of_rank(worker)) is not None:
+            peer = self.peers.of_rank(worker)
+            if peer is None:
+                continue
+            place, absent = value[:4], value.data is None
+            if not (self._wire and peer.served and self._wire.put(peer.route, *place, absent=absent)):
                 peer.send_queue.put(self._urgency[value.part], value)
 
     # ── messages to workers ──
@@ -370,6 +395,8 @@ class ShardJob:
             if self._resent_round >= 0 and self.parts is not None and self.parts.round_complete(self._resent_round):
                 self._resent_round = -1
         for peer in self.peers:
+            if self._wire is not None and peer.served:
+                peer.heard = max(peer.heard, self._wire.heard(peer.route))
             if peer.gone is not None and now - peer.gone > _GRACE:
                 self._lose(peer.rank, "its connection is closed")
             elif silent := self._silence_detector.exceeded(peer.heard):
@@ -430,7 +457,12 @@ class ShardJob:
 
     def _drop(self, rank: int) -> None:
         self.lost.add(rank)
-        self.peers.drop(rank)
+        self._let_go(rank)
+
+    def _let_go(self, rank: int) -> None:
+        peer = self.peers.drop(rank)
+        if peer is not None:
+            self._stop_serving(peer)
 
     def _go_on_without(self, rank: int, since: int, step: int) -> None:
         """Exclude ``rank``, which the server before this one lost in round ``since``; its sender is in ``step``."""

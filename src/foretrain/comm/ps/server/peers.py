@@ -106,6 +106,7 @@ class Peer:
         epoch: number of its declarations before the present one; None before there is one.
         pushes: messages with pushes that have arrived since the declaration.
         acknowledged: number of them with an answer.
+        served: whether the wire takes its pushes and sends it sums; then `send_queue` and these counts are not used.
     """
 
     rank: int
@@ -118,6 +119,7 @@ class Peer:
     epoch: int | None = None
     pushes: int = 0
     acknowledged: int = 0
+    served: bool = False
 
     def declares(self, epoch: int) -> None:
         """Note a new declaration, which all later pushes belong to."""

@@ -56,8 +56,8 @@ class Service:
         """Connections whose peers have proved their identities."""
         self._stopped = False
         self._handshake = ServerHandshake(secret, terms.shard)
-        self._begin()
         self._wire = Wire(LIMIT, PROOF_SIZE + NAME_SIZE)
+        self._begin()
         try:
             self.address = host, self._wire.listen(host, port, _STRANGERS + 4 * terms.workers)
         except OSError as error:
@@ -67,7 +67,7 @@ class Service:
 
     def _begin(self) -> None:
         """Begin a job without workers."""
-        self._job = ShardJob(self._terms, self._hand_over)
+        self._job = ShardJob(self._terms, self._hand_over, self._wire)
         self._alone = time.monotonic()
 
     @property

@@ -1,4 +1,4 @@
-"""Sums of one shard, and the interface of all shards: state machines without socket, clock or thread.
+"""Sums of one shard, in C++, and the interface of all shards: state machines without socket, clock or thread.
 
 A worker pushes its next round of a part only when it has the sum of this one, so that at most two are in flight, and
 each has one of the part's two buffers. A range that is pushed twice counts once, and is answered again if its sum is
@@ -13,13 +13,41 @@ that is overtaken may be dropped although it was never completed here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+import ctypes
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import IntEnum
+from typing import Final, NamedTuple, Protocol
 
+from foretrain.comm.collectives.plan import KINDS
+from foretrain.comm.ps import wire
 from foretrain.comm.ps.frames import Header, Malformed
-from foretrain.comm.ps.placement import WIDTHS, Declaration, Declared, Optimized, ShardPart
-from foretrain.comm.ps.server.sums import Coverage, Pushed, Range, add_up
-from foretrain.errors import ConfigError, Disagreement
+from foretrain.comm.ps.placement import Declaration, Declared, Optimized, ShardPart
+from foretrain.errors import ConfigError, Disagreement, ForetrainError
+
+MOST_WORKERS: Final = 1024
+"""Of one job."""
+_KINDS: Final = tuple(KINDS)
+_TOGETHER: Final = 64
+"""Deliveries to fetch at once."""
+
+
+class _Code(IntEnum):
+    """Reason why a push is refused, as shard.h has it."""
+
+    NO_PART = 1
+    NO_RANGE = 2
+    NO_SIZE = 3
+    NO_ROUND = 4
+    TOO_EARLY = 5
+    DIFFERENT = 6
+
+
+class _Round(NamedTuple):
+    """Round of a part, and the bytes that each worker has yet to push, if any."""
+
+    step: int
+    missing: Mapping[int, int]
 
 
 class Value(NamedTuple):
@@ -39,42 +67,8 @@ class Delivery(NamedTuple):
     value: Value
 
 
-class _Round:
-    """Round of one part."""
-
-    __slots__ = ("absent", "again", "coverage", "held", "pulls", "pushed", "step")
-
-    def __init__(self, step: int, again: bool, size: int, group: int, workers: int) -> None:
-        self.step, self.again = step, again
-        self.coverage = Coverage(size, group)
-        self.pushed: list[list[Pushed]] = [[] for _ in range(workers)]
-        self.absent: list[Range] = []
-        """Ranges for which no worker had a gradient."""
-        self.held = 0
-        """Bit mask of the workers that get only what they pull."""
-        self.pulls: list[tuple[int, Range]] = []
-        """Pulls of workers."""
-
-
-class _Held:
-    """Part with at most two rounds, and the buffers of their sums."""
-
-    __slots__ = ("buffers", "declared", "part", "rounds")
-
-    def __init__(self, part: ShardPart, declared: Declared) -> None:
-        self.part, self.declared = part, declared
-        self.rounds: list[_Round | None] = [None, None]
-        self.buffers = [memoryview(bytearray(part.size)) for _ in range(2)]
-
-    @property
-    def latest(self) -> int:
-        """Return the latest round with a push; −1 before the first."""
-        first, second = self.rounds
-        return max(first.step if first else -1, second.step if second else -1)
-
-
 class SumShard:
-    """Sums of the parts that live here.
+    """Sums of the parts that live here, in C++ (shard.h).
 
     Args:
         parts: of this shard.
@@ -82,6 +76,12 @@ class SumShard:
         workers: N; their ranks are 0 to N − 1.
         lost: workers that push no more.
         restarted: whether this shard replaces one of a job under way, see Note [Restarted shards].
+
+    Attributes:
+        native: handle for a `foretrain.comm.ps.wire.Wire` that serves workers itself.
+
+    Raises:
+        ConfigError: there are more than `MOST_WORKERS`.
     """
 
     def __init__(
@@ -92,9 +92,20 @@ class SumShard:
         lost: Iterable[int] = (),
         restarted: bool = False,
     ) -> None:
-        self._held = {part.number: _Held(part, tasks[part.task]) for part in parts}
-        self._workers, self._restarted = workers, restarted
-        self._group = (1 << workers) - 1 & ~sum(1 << rank for rank in lost)
+        if workers > MOST_WORKERS:
+            raise ConfigError("workers", workers, "are too many for one job", f"start at most {MOST_WORKERS}")
+        self._parts = {part.number: part for part in parts}
+        self._tasks, self._workers, self._lost = tasks, workers, set(lost)
+        declared = [(part, tasks[part.task]) for part in self._parts.values()]
+        numbers = [(part.number, part.size, _KINDS.index(task.dtype), task.urgency) for part, task in declared]
+        gone, flat = sorted(self._lost), [number for each in numbers for number in each]
+        self._library = wire.libraries()[1]
+        self.native = self._library.foretrain_shard_new(
+            workers, restarted, _numbers(gone), len(gone), _numbers(flat), len(numbers)
+        )
+        self._end = weakref.finalize(self, self._library.foretrain_shard_delete, self.native)
+        self._sums: dict[tuple[int, int], memoryview] = {}
+        self._detail = ctypes.c_int64()
 
     def push(
         self,
@@ -116,35 +127,12 @@ class SumShard:
             Malformed: there are no such bytes here, they do not align, or the round cannot have begun.
             Disagreement: workers differ in ``again``.
         """
-        here = self._held.get(part)
-        if here is None:
-            raise Malformed("part", f"part {part} does not live here")
-        width, whole = WIDTHS[here.declared.dtype], here.part.size
-        if not 0 < size <= whole - offset or offset % width or size % width:
-            raise Malformed("range", f"{size} bytes at {offset} of part {part}, which has {whole}")
-        if data is not None and len(data) != size:
-            raise Malformed("size", f"{len(data)} bytes where {size} are announced")
-        latest = here.latest
-        if not latest - 1 <= step <= latest + 1 + self._restarted and latest >= 0:
-            if step < latest:
-                return []
-            raise Malformed("round", f"round {step} of part {part}, which is in round {latest}")
-        found = here.rounds[step & 1]
-        if found is None or found.step < step:
-            if found is not None and not found.coverage.whole and not self._restarted:
-                raise Malformed("round", f"round {step} of part {part} before round {found.step} is complete")
-            found = here.rounds[step & 1] = _Round(step, again, whole, self._group, self._workers)
-        elif found.step > step:
-            return []
-        if found.again != again:
-            how = "again before step()" if again else "once"
-            raise Disagreement(
-                f"in round {step} worker {worker} ran backward() {how}, and others did not; run it equally often on "
-                "all, or all but the last under no_sync(), and read .grad in between on all or on none"
-            )
-        if held:
-            found.held |= 1 << worker
-        return self._add(here, found, worker, offset, offset + size, data)
+        where, length = (None, 0) if data is None else (wire.address(data), len(data))
+        given = worker, part, step, offset, size, where, length, again, held
+        code = self._library.foretrain_shard_push(self.native, *given, ctypes.byref(self._detail))
+        if code:
+            raise self._error(_Code(code), worker, part, step, offset, size, length, again)
+        return self._deliveries()
 
     def pull(self, worker: int, part: int, step: int, offset: int, size: int) -> list[Delivery]:
         """Return the sums that ``worker`` asks for and that exist; the others are delivered when they do.
@@ -152,28 +140,15 @@ class SumShard:
         Raises:
             Malformed: there are no such bytes here, or no worker has pushed to that round.
         """
-        here = self._held.get(part)
-        found = here and here.rounds[step & 1]
-        if here is None or found is None or found.step != step or not 0 < size <= here.part.size - offset:
+        if self._library.foretrain_shard_pull(self.native, worker, part, step, offset, size):
             raise Malformed("pull", f"a pull of {size} bytes at {offset} of part {part} in round {step}")
-        wanted = (offset, offset + size)
-        found.pulls.append((worker, wanted))
-        return [
-            Delivery(worker, value)
-            for low, high in found.coverage.complete(*wanted)
-            for value in self._values(here, found, low, high)
-        ]
+        return self._deliveries()
 
     def remove_worker(self, worker: int) -> list[Delivery]:
         """Remove ``worker``, which is lost; return the sums that this completes."""
-        self._group &= ~(1 << worker)
-        return [
-            delivery
-            for held in self._held.values()
-            for found in sorted(filter(None, held.rounds), key=lambda each: each.step)
-            for start, end in found.coverage.remove_worker(worker)
-            for delivery in self._deliver(found, self._sum(held, found, start, end))
-        ]
+        self._lost.add(worker)
+        self._library.foretrain_shard_remove_worker(self.native, worker)
+        return self._deliveries()
 
     def worker_closed(self, worker: int) -> list[Delivery]:
         """Return nothing: a worker that closes has pushed all rounds that it took part in."""
@@ -185,96 +160,79 @@ class SumShard:
 
     def blocking_round(self, worker: int) -> int | None:
         """Return the round that others are in and that lacks pushes of ``worker``; None if there is none."""
-        for held in self._held.values():
-            found = held.rounds[held.latest & 1]
-            if found is not None and worker in found.coverage.missing():
-                return found.step
+        for part in self._parts:
+            latest = max(self._rounds(part), default=None, key=lambda each: each.step)
+            if latest is not None and worker in latest.missing:
+                return latest.step
         return None
 
     def round_complete(self, step: int) -> bool:
         """Return whether all sums of round ``step`` exist."""
         return all(
-            any(
-                found is not None and (found.step > step or (found.step == step and found.coverage.whole))
-                for found in held.rounds
-            )
-            for held in self._held.values()
+            any(each.step > step or (each.step == step and not each.missing) for each in self._rounds(part))
+            for part in self._parts
         )
 
     def waiting(self) -> list[str]:
         """Return a line on the missing workers for each part in progress."""
         lines = []
-        for held in self._held.values():
-            for found in filter(None, held.rounds):
-                missing = found.coverage.missing()
-                if missing and len(missing) < self._group.bit_count():
+        for number, part in self._parts.items():
+            for step, missing in self._rounds(number):
+                if missing and len(missing) < self._workers - len(self._lost):
                     who = ", ".join(f"worker {worker} ({left} bytes)" for worker, left in missing.items())
-                    lines.append(f"round {found.step}: part of task {held.declared.name!r} waits for {who}")
+                    lines.append(f"round {step}: part of task {self._tasks[part.task].name!r} waits for {who}")
         return lines
 
-    def _add(
-        self, held: _Held, found: _Round, worker: int, start: int, end: int, data: memoryview | None
-    ) -> list[Delivery]:
-        new, complete = found.coverage.add(worker, start, end)
-        deliveries: list[Delivery] = []
-        if new != [(start, end)] and not found.held >> worker & 1:
-            deliveries += [
-                Delivery(worker, value)
-                for first, last in _between(new, start, end)
-                for low, high in found.coverage.complete(first, last)
-                for value in self._values(held, found, low, high)
-            ]
-        if data is not None:
-            for low, high in new:
-                found.pushed[worker].append(Pushed(low, data[low - start : high - start]))
-        for low, high in complete:
-            deliveries += self._deliver(found, self._sum(held, found, low, high))
-        if found.coverage.whole and complete:
-            # Free the frames of the pushes; sums have a buffer of their own.
-            found.pushed = [[] for _ in range(self._workers)]
-        return deliveries
+    def _rounds(self, part: int) -> Iterator[_Round]:
+        """Yield a part's rounds, of which there are at most two."""
+        missing = (ctypes.c_int64 * self._workers)()
+        for which in range(2):
+            step = self._library.foretrain_shard_round(self.native, part, which, self._workers, missing)
+            if step >= 0:
+                yield _Round(step, {worker: left for worker, left in enumerate(missing) if left})
 
-    def _deliver(self, found: _Round, value: Value) -> Iterator[Delivery]:
-        """Yield ``value``, just summed, for each worker that gets it now."""
-        for worker in range(self._workers):
-            if self._group >> worker & 1 and not found.held >> worker & 1:
-                yield Delivery(worker, value)
-        for worker, (start, end) in found.pulls:
-            low, high = max(start, value.start), min(end, value.end)
-            if low < high:
-                data = None if value.data is None else value.data[low - value.start : high - value.start]
-                yield Delivery(worker, value._replace(start=low, end=high, data=data))
+    def _deliveries(self) -> list[Delivery]:
+        found: list[Delivery] = []
+        many = (ctypes.c_int64 * (6 * _TOGETHER))()
+        while count := self._library.foretrain_shard_deliveries(self.native, many, _TOGETHER):
+            numbers = iter(many[: 6 * count])
+            for worker, part, step, start, end, absent in zip(*[numbers] * 6, strict=True):
+                data = None if absent else self._sum(part, step & 1)[start:end]
+                found.append(Delivery(worker, Value(part, step, start, end, data)))
+        return found
 
-    def _sum(self, held: _Held, found: _Round, start: int, end: int) -> Value:
-        counted = [pushed if self._group >> worker & 1 else [] for worker, pushed in enumerate(found.pushed)]
-        out, scale = held.buffers[found.step & 1], self._workers / self._group.bit_count()
-        if add_up(counted, start, end, held.declared.dtype, out, scale):
-            return Value(held.part.number, found.step, start, end, out[start:end])
-        found.absent.append((start, end))
-        return Value(held.part.number, found.step, start, end, None)
+    def _sum(self, part: int, which: int) -> memoryview:
+        """Return a part's sums in rounds of this parity."""
+        if (part, which) not in self._sums:
+            where = self._library.foretrain_shard_sums(self.native, part, which)
+            whole = (ctypes.c_char * self._parts[part].size).from_address(where)
+            whole.shard = self  # pyright: ignore[reportAttributeAccessIssue] whose memory it is
+            self._sums[part, which] = memoryview(whole).cast("B")
+        return self._sums[part, which]
 
-    def _values(self, held: _Held, found: _Round, start: int, end: int) -> Iterator[Value]:
-        """Yield the sums of ``[start, end)`` in order, apart from ranges without any gradient."""
-        index, step, out = held.part.number, found.step, held.buffers[found.step & 1]
-        for low, high in sorted(found.absent):
-            if low >= end or high <= start:
-                continue
-            if start < low:
-                yield Value(index, step, start, low, out[start:low])
-            yield Value(index, step, max(start, low), min(end, high), None)
-            start = min(end, high)
-        if start < end:
-            yield Value(index, step, start, end, out[start:end])
+    def _error(
+        self, code: _Code, worker: int, part: int, step: int, offset: int, size: int, length: int, again: bool
+    ) -> ForetrainError:
+        if code is _Code.NO_PART:
+            return Malformed("part", f"part {part} does not live here")
+        if code is _Code.NO_RANGE:
+            return Malformed("range", f"{size} bytes at {offset} of part {part}, which has {self._parts[part].size}")
+        if code is _Code.NO_SIZE:
+            return Malformed("size", f"{length} bytes where {size} are announced")
+        if code is _Code.NO_ROUND:
+            return Malformed("round", f"round {step} of part {part}, which is in round {self._detail.value}")
+        if code is _Code.TOO_EARLY:
+            before = f"before round {self._detail.value} is complete"
+            return Malformed("round", f"round {step} of part {part} {before}")
+        how = "again before step()" if again else "once"
+        return Disagreement(
+            f"in round {step} worker {worker} ran backward() {how}, and others did not; run it equally often on "
+            "all, or all but the last under no_sync(), and read .grad in between on all or on none"
+        )
 
 
-def _between(ranges: Sequence[Range], start: int, end: int) -> Iterator[Range]:
-    """Yield what ``ranges``, in order, leave of ``[start, end)``."""
-    for low, high in ranges:
-        if start < low:
-            yield start, low
-        start = high
-    if start < end:
-        yield start, end
+def _numbers(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(values))(*values)
 
 
 class Mode(Protocol):
