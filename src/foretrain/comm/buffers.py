@@ -235,6 +235,11 @@ class HostStaging(HostGradients):
         at = self._base[task] * self._width[task] + start
         self._received[self._buffer[task]][at : at + len(data)] = data
 
+    def places(self) -> Sequence[int]:
+        """Return the address of each task's sum."""
+        at = [flat.ctypes.data for flat in self.flat]
+        return [at[self._buffer[task]] + base * self._width[task] for task, base in enumerate(self._base)]
+
     def sending(self, tasks: Sequence[int]) -> AbstractContextManager[object]:
         """Return a context without effect: gradients on the host can be copied at any time."""
         return nullcontext()

@@ -43,7 +43,7 @@ _SOURCES = _PACKAGE / "ring.cpp", _PACKAGE.parent / "bounded" / "engine.cpp", _P
 _HEADERS = (
     _PACKAGE / "sums.h",
     _PACKAGE.parent / "bounded" / "wire.h",
-    *(_PACKAGE.parent / "ps" / name for name in ("gmac.h", "shard.h")),
+    *(_PACKAGE.parent / "ps" / name for name in ("flights.h", "gmac.h", "shard.h")),
 )
 _PREBUILT = _PACKAGE / "libring.so"
 # Not -march=native: a home may be shared by machines. Wide instructions are chosen when it runs. No contraction, or the

@@ -16,7 +16,8 @@
 //
 // Note [Served connections]. A server's owner may let the wire itself serve a worker: pushes go to the `Shard`, sums and
 // acknowledgements back, and the owner sees none of them. What is not regular goes to the owner, and so does everything
-// behind it on that connection, until the owner has seen it: messages keep their order.
+// behind it on that connection, until the owner has seen it: messages keep their order. A worker's owner may let the wire
+// write sums to where they belong, see `Flights`; it sees which tasks have landed.
 //
 // Note [Strangers]. Of a connection without a key no more is read than a handshake needs, and it is closed when it has
 // none after some seconds, or when too many wait; so it holds neither memory nor a place for longer. A connection with
@@ -47,6 +48,7 @@
 #include <thread>
 #include <vector>
 
+#include "flights.h"
 #include "gmac.h"
 #include "shard.h"
 
@@ -57,7 +59,7 @@ const int64_t TURN = 256 << 10;     // bytes to receive of one connection before
 const int64_t BUFFER = 2 << 20;     // bytes that the kernel may hold to send, so that it does while the owner decides
 const int PIECES = 64;              // of one call of the kernel
 
-enum What : int64_t { OPENED, MESSAGE, CLOSED, SENT, SLAB, WANTED, WATCHED };
+enum What : int64_t { OPENED, MESSAGE, CLOSED, SENT, SLAB, WANTED, WATCHED, FINISHED, LANDED };
 
 // frames.FrameKind, and flags.
 enum Frame : uint8_t { PUSH = 7, PULL = 8, VALUE = 9, RECEIVED = 10, ALIVE = 11 };
@@ -76,7 +78,8 @@ struct Prefix {
 struct Event {
     int64_t connection, what;
     int64_t slab, at, length;       // MESSAGE: where the payload is. CLOSED: why, in `at`. SENT: how many, in `at`.
-                                    // SLAB: its number, in `at`. WANTED: bytes of a slab, in `at`
+                                    // SLAB: its number, in `at`. WANTED: bytes of a slab, in `at`. FINISHED: a chunk,
+                                    // in `at`. LANDED: a task, in `at`, and whether there was a gradient, in `length`
     uint8_t header[HEADER];
     uint8_t unused[4];
 };
@@ -120,6 +123,13 @@ struct Served {
     bool touched = false;
 };
 
+// A server whose sums are taken here.
+struct Taken {
+    std::shared_ptr<Flights> flights;
+    int64_t aside;                      // connection for acknowledgements
+    int64_t unacknowledged = 0, heard = 0;
+};
+
 struct Connection {
     int64_t number;
     int fd;
@@ -135,6 +145,7 @@ struct Connection {
     int64_t unread = 0;             // messages that wait for the owner
     int64_t kept = 0;               // the latest message that the owner keeps
     std::shared_ptr<Served> served;
+    std::shared_ptr<Taken> taken;
     // Of the message that is being received.
     Prefix prefix;
     int64_t got = 0;                // bytes, of prefix and payload
@@ -276,10 +287,17 @@ class Wire {
             if (Connection* c = find(each)) c->served = made;
     }
 
+    // Takes a server's sums from here on.
+    void take_values(int64_t main, int64_t aside, std::shared_ptr<Flights> flights) {
+        Lock lock(mutex_);
+        if (Connection* c = find(main)) c->taken.reset(new Taken{flights, aside});
+    }
+
     // Takes a message that the owner has got, as if it had not; returns whether it could.
     bool take_back(int64_t number, const uint8_t* header, const char* payload, int64_t length) {
         Lock lock(mutex_);
         Connection* c = find(number);
+        if (c && c->taken) return take_value(*c, header, payload, length);
         if (!c || !c->served) return false;
         std::shared_ptr<char> copy(new char[length], std::default_delete<char[]>());
         std::memcpy(copy.get(), payload, length);
@@ -299,7 +317,7 @@ class Wire {
     int64_t heard(int64_t number) {
         Lock lock(mutex_);
         Connection* c = find(number);
-        return c && c->served ? c->served->heard : 0;
+        return !c ? 0 : c->served ? c->served->heard : c->taken ? c->taken->heard : 0;
     }
 
     // Gives to the kernel what it takes now.
@@ -395,7 +413,7 @@ class Wire {
             }
             Lock lock(mutex_);
             if (stopping_) return;
-            if (!touched_.empty()) flush_all();
+            if (!touched_.empty() || !values_of_.empty()) flush_all();
             int64_t now = now_ns();
             judge(now);
             wait = next_deadline_ ? std::min<int64_t>(1000, std::max<int64_t>(0, (next_deadline_ - now) / 1000000 + 1)) : 1000;
@@ -606,6 +624,60 @@ class Wire {
         return fine;
     }
 
+    // Takes sums; returns false if the owner must. Each byte counts once in a round.
+    bool take_value(Connection& c, const uint8_t* from, const char* payload, int64_t length) {
+        Header header;
+        std::memcpy(&header, from, HEADER);
+        Taken& taken = *c.taken;
+        if (header.kind == ALIVE) return taken.heard = now_ns(), true;
+        if (header.kind != VALUE) return false;
+        Flights& flights = *taken.flights;
+        std::lock_guard<std::mutex> lock(flights.mutex);
+        std::vector<Item> items;
+        if (!(header.flag & SEVERAL)) {
+            items.push_back({header.part, header.offset, header.size, length});
+        } else {
+            int64_t size = int64_t(header.part) * int64_t(sizeof(Item));
+            if (size > length) return false;
+            items.resize(header.part);
+            std::memcpy(items.data(), payload, size);
+            payload += size, length -= size;
+        }
+        int64_t left = length;
+        for (const Item& each : items) {
+            bool known = each.part >= 0 && each.part < int64_t(flights.parts.size());
+            if (!known || each.offset < 0 || each.size <= 0 || each.offset + each.size > flights.parts[each.part].size ||
+                (each.length && each.length != each.size) || each.length > left)
+                return false;
+            left -= each.length;
+        }
+        if (left) return false;
+        taken.heard = now_ns();
+        if (!taken.unacknowledged && length) values_of_.push_back(c.number);
+        taken.unacknowledged += length;
+        std::vector<int64_t> finished;
+        for (const Item& each : items) {
+            const char* data = payload;
+            payload += each.length;
+            if (header.step != flights.step) continue;
+            const Flights::Part& part = flights.parts[each.part];
+            int64_t task = part.task, start = part.offset + each.offset;
+            flights.together = true;
+            flights.acknowledge(task, start, start + each.size, finished);
+            auto arrived = flights.arrive(task, start, start + each.size, finished);
+            if (!each.length) flights.absent[task] = true;
+            for (const Flights::Span& span : arrived.first)
+                if (each.length) std::memcpy(flights.places[task] + span.start, data + (span.start - start), span.end - span.start);
+            for (int64_t chunk : finished) tell(c.number, FINISHED, chunk);
+            finished.clear();
+            if (arrived.second) {
+                tell(c.number, LANDED, task);
+                late_.back().length = !flights.absent[task];
+            }
+        }
+        return true;
+    }
+
     void touch(const std::shared_ptr<Served>& served) {
         if (!served->touched) touched_.push_back(served);
         served->touched = true;
@@ -626,6 +698,17 @@ class Wire {
 
     // Queues acknowledgements, and the sums that credit allows.
     void pump() {
+        std::vector<int64_t> values;
+        values.swap(values_of_);
+        for (int64_t number : values) {
+            Connection *main = find(number), *aside = main && main->taken ? find(main->taken->aside) : nullptr;
+            if (!aside || aside->finishing) continue;
+            std::unique_ptr<Message> message(new Message);
+            Header header{{'f', 's'}, RECEIVED, 0, 0, 0, 0, 0, 0, main->taken->unacknowledged};
+            std::memcpy(message->prefix.header, &header, HEADER);
+            main->taken->unacknowledged = 0;
+            queue(*aside, std::move(message), 0);
+        }
         std::vector<std::shared_ptr<Served>> touched;
         touched.swap(touched_);
         for (auto& served : touched) {
@@ -914,6 +997,10 @@ class Wire {
             drop_place(c);
             return true;
         }
+        if (c.taken && !c.unread && take_value(c, c.prefix.header, c.place, length)) {
+            drop_place(c);
+            return true;
+        }
         if (c.slab >= 0) slabs_[c.slab].seen = true;
         ++c.unread;
         Event made{};
@@ -950,6 +1037,7 @@ class Wire {
     std::vector<std::vector<char>> shown_strange_;  // that it is looking at
     std::vector<int64_t> shown_;                    // connections whose messages it is looking at, each once for each
     std::vector<std::shared_ptr<Served>> touched_;  // that may be sent something
+    std::vector<int64_t> values_of_;                // connections whose sums are to be acknowledged
     std::shared_ptr<Released> released_ = std::make_shared<Released>();
     std::mutex mutex_;
     std::thread thread_;
@@ -1067,3 +1155,73 @@ EXPORTED int64_t foretrain_wire_put(Wire* wire, int64_t connection, int64_t part
     return wire->put(connection, {part, step, start, end, absent});
 }
 EXPORTED int64_t foretrain_wire_heard(Wire* wire, int64_t connection) { return wire->heard(connection); }
+
+EXPORTED std::shared_ptr<Flights>* foretrain_flights_new(const int64_t* sizes, int64_t count) {
+    return new std::shared_ptr<Flights>(new Flights(std::vector<int64_t>(sizes, sizes + count)));
+}
+EXPORTED void foretrain_flights_delete(std::shared_ptr<Flights>* flights) { delete flights; }
+EXPORTED void foretrain_flights_add(std::shared_ptr<Flights>* flights, int64_t chunk, int64_t task, int64_t start,
+                                    int64_t end, int64_t pull) {
+    std::lock_guard<std::mutex> lock((*flights)->mutex);
+    (*flights)->add(chunk, task, start, end, pull);
+}
+// Returns how many chunks are finished; `foretrain_flights_finished` says which.
+EXPORTED int64_t foretrain_flights_acknowledge(std::shared_ptr<Flights>* flights, int64_t task, int64_t start,
+                                               int64_t end) {
+    std::lock_guard<std::mutex> lock((*flights)->mutex);
+    (*flights)->acknowledge(task, start, end, (*flights)->finished);
+    return int64_t((*flights)->finished.size());
+}
+// Returns how many ranges are new, `counts` how many chunks are finished and whether the task has landed.
+EXPORTED int64_t foretrain_flights_arrive(std::shared_ptr<Flights>* flights, int64_t task, int64_t start, int64_t end,
+                                          int64_t* counts) {
+    std::lock_guard<std::mutex> lock((*flights)->mutex);
+    auto found = (*flights)->arrive(task, start, end, (*flights)->finished);
+    (*flights)->fresh = found.first;
+    counts[0] = int64_t((*flights)->finished.size()), counts[1] = found.second;
+    return int64_t(found.first.size());
+}
+// Writes the finished chunks, which are then forgotten.
+EXPORTED void foretrain_flights_finished(std::shared_ptr<Flights>* flights, int64_t* chunks) {
+    std::lock_guard<std::mutex> lock((*flights)->mutex);
+    std::copy((*flights)->finished.begin(), (*flights)->finished.end(), chunks);
+    (*flights)->finished.clear();
+}
+// Writes the new ranges of the last arrival, or with `which` 1 and 2 all that was pushed and pulled and has not returned,
+// each as task, start, end and chunk; returns how many there are, also where there is no room for them.
+EXPORTED int64_t foretrain_flights_ranges(std::shared_ptr<Flights>* flights, int64_t which, int64_t* to, int64_t most) {
+    std::lock_guard<std::mutex> lock((*flights)->mutex);
+    int64_t count = 0;
+    auto put = [&](int64_t task, const Flights::Span& span) {
+        if (count++ < most) *to++ = task, *to++ = span.start, *to++ = span.end, *to++ = span.chunk;
+    };
+    if (which == 0) {
+        for (const Flights::Span& each : (*flights)->fresh) put(-1, each);
+    } else {
+        const auto& tasks = (*flights)->out(which == 2);
+        for (size_t task = 0; task < tasks.size(); ++task)
+            for (const Flights::Span& each : tasks[task]) put(int64_t(task), each);
+    }
+    return count;
+}
+// Lets wires write sums: each part's task, offset and size, and where each task's sum belongs.
+EXPORTED void foretrain_flights_place(std::shared_ptr<Flights>* flights, const int64_t* parts, int64_t count,
+                                      char* const* places, int64_t tasks) {
+    std::lock_guard<std::mutex> lock((*flights)->mutex);
+    (*flights)->parts.clear();
+    for (const int64_t* part = parts; count--; part += 3) (*flights)->parts.push_back({part[0], part[1], part[2]});
+    (*flights)->places.assign(places, places + tasks);
+    (*flights)->absent.assign(tasks, false);
+}
+EXPORTED void foretrain_flights_begin(std::shared_ptr<Flights>* flights, int64_t step) {
+    std::lock_guard<std::mutex> lock((*flights)->mutex);
+    (*flights)->step = step, (*flights)->together = false;
+    (*flights)->absent.assign((*flights)->absent.size(), false);
+}
+EXPORTED int64_t foretrain_flights_together(std::shared_ptr<Flights>* flights) {
+    std::lock_guard<std::mutex> lock((*flights)->mutex);
+    return (*flights)->together;
+}
+EXPORTED void foretrain_wire_take_values(Wire* wire, int64_t main, int64_t aside, std::shared_ptr<Flights>* flights) {
+    wire->take_values(main, aside, *flights);
+}

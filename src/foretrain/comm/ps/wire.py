@@ -51,7 +51,7 @@ _EMPTY: Final = memoryview(b"")
 
 
 class _What(IntEnum):
-    OPENED, MESSAGE, CLOSED, SENT, SLAB, WANTED, WATCHED = range(7)
+    OPENED, MESSAGE, CLOSED, SENT, SLAB, WANTED, WATCHED, FINISHED, LANDED = range(9)
 
 
 class Why(IntEnum):
@@ -83,6 +83,20 @@ class Arrival(NamedTuple):
     header: Header | None
     payload: memoryview
     closed: int | None = None
+
+
+class Progress(NamedTuple):
+    """Effect of sums that a wire has taken itself: a chunk is finished, or a task has landed.
+
+    Attributes:
+        chunk: see `foretrain.comm.ps.client.inflight.InFlight.finished`; None where a task has landed.
+        task: that has landed; −1 where a chunk is finished.
+        used: whether any worker had a gradient for it.
+    """
+
+    chunk: int | None
+    task: int = -1
+    used: bool = False
 
 
 class Watched(Protocol):
@@ -117,6 +131,7 @@ class Wire:
         self._kept: dict[int, deque[tuple[int, Payload]]] = {}
         """Payloads that are being sent, by connection, each with its number."""
         self._watched: Watched | None = None
+        self._progress: list[Progress] = []
         self._slabs: dict[int, memoryview] = {}
         self._used: list[Any] = []
         """Slabs that are full, and may still have views."""
@@ -209,8 +224,24 @@ class Wire:
         given = *connections, shard, worker, epoch, number, credit, MESSAGE
         self._quick.foretrain_wire_serve(self._wire, *given)
 
+    def take_values(self, connections: tuple[int, int], flights: int) -> None:
+        """Write the sums of a server to their places, and acknowledge them.
+
+        Args:
+            connections: the two to the server.
+            flights: `foretrain.comm.ps.client.inflight.InFlight.native`, which knows the places.
+        """
+        self._quick.foretrain_wire_take_values(self._wire, *connections, flights)
+
+    def progress(self) -> list[Progress]:
+        """Return what sums that were taken here have brought about since the last call, in order."""
+        found, self._progress = self._progress, []
+        return found
+
     def take_back(self, connection: int, header: Header, payload: memoryview) -> bool:
-        """Serve a message that `poll` has returned; return False if it is not regular, or nobody is served there."""
+        """Take a message that `poll` has returned; return False if it is not regular, or of no peer that is served, or
+        whose sums are taken, here.
+        """
         kind, flag, sender, place, *numbers = header
         packed = HEADER.pack(MAGIC, kind, flag, sender, place, *numbers)
         size = len(payload)
@@ -222,7 +253,7 @@ class Wire:
         return bool(self._quick.foretrain_wire_put(self._wire, connection, part, step, start, end, absent))
 
     def heard(self, connection: int) -> float:
-        """Return when the worker that is served there was heard last, s of the monotonic clock."""
+        """Return when the served peer there, or the one whose sums are taken, was heard last, s of the monotonic clock."""
         return self._quick.foretrain_wire_heard(self._wire, connection) / 1e9
 
     def flush(self) -> None:
@@ -261,22 +292,26 @@ class Wire:
             elif what == _What.CLOSED:
                 arrival = Arrival(connection, None, _EMPTY, at)
             else:
-                self._account(_What(what), connection, at)
+                self._account(what, connection, at, length)
                 continue
             (sinks.get(connection) or found.append)(arrival)
             if arrival.closed is not None:
                 self._forget(connection)
         return found
 
-    def _account(self, what: _What, connection: int, number: int) -> None:
-        if what is _What.SENT:
+    def _account(self, what: int, connection: int, number: int, length: int) -> None:
+        if what == _What.FINISHED:
+            self._progress.append(Progress(number))
+        elif what == _What.LANDED:
+            self._progress.append(Progress(None, number, bool(length)))
+        elif what == _What.SENT:
             kept = self._kept.get(connection)
             while kept and kept[0][0] <= number:
                 kept.popleft()
-        elif what is _What.WATCHED:
+        elif what == _What.WATCHED:
             if self._watched is not None:
                 self._watched.clear_wakeups()
-        elif what is _What.WANTED:
+        elif what == _What.WANTED:
             self._give(number)
         else:
             self._used.append(self._slabs.pop(number).obj)
@@ -319,6 +354,11 @@ class Wire:
         self._quick.foretrain_wire_give(self._wire, self._slab_count, address(view), len(view))
 
 
+def numbers(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    """Return ``values`` as C++ takes them."""
+    return (ctypes.c_int64 * len(values))(*values)
+
+
 def address(data: Buffer) -> int:
     """Return where ``data`` is in memory."""
     if isinstance(data, bytes):
@@ -344,6 +384,16 @@ def libraries() -> tuple[ctypes.CDLL, ctypes.PyDLL]:
     library.foretrain_wire_new.argtypes, library.foretrain_wire_new.restype = [number, number], where
     quick.foretrain_wire_keys.argtypes = [where, number, text, text, number]
     quick.foretrain_wire_give.argtypes = [where, number, where, number]
+    quick.foretrain_wire_take_values.argtypes = [where, number, number, where]
+    quick.foretrain_flights_new.argtypes, quick.foretrain_flights_new.restype = [where, number], where
+    quick.foretrain_flights_delete.argtypes = quick.foretrain_flights_together.argtypes = [where]
+    quick.foretrain_flights_add.argtypes = [where, *[number] * 5]
+    quick.foretrain_flights_acknowledge.argtypes = [where, *[number] * 3]
+    quick.foretrain_flights_arrive.argtypes = [where, *[number] * 3, where]
+    quick.foretrain_flights_finished.argtypes = [where, where]
+    quick.foretrain_flights_ranges.argtypes = [where, number, where, number]
+    quick.foretrain_flights_place.argtypes = [where, where, number, where, number]
+    quick.foretrain_flights_begin.argtypes = [where, number]
     quick.foretrain_wire_serve.argtypes = [where, number, number, where, *[number] * 5]
     quick.foretrain_wire_take_back.argtypes = [where, number, text, where, number]
     quick.foretrain_wire_put.argtypes = [where, *[number] * 6]
@@ -370,6 +420,10 @@ def libraries() -> tuple[ctypes.CDLL, ctypes.PyDLL]:
         quick.foretrain_wire_take_back,
         quick.foretrain_wire_put,
         quick.foretrain_wire_heard,
+        quick.foretrain_flights_acknowledge,
+        quick.foretrain_flights_arrive,
+        quick.foretrain_flights_ranges,
+        quick.foretrain_flights_together,
         quick.foretrain_shard_push,
         quick.foretrain_shard_pull,
         quick.foretrain_shard_deliveries,

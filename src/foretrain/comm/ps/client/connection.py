@@ -14,9 +14,10 @@ from hmac import compare_digest
 from typing import Final
 
 from foretrain.comm.coordinator.handshake import PROOF_SIZE, nonce
+from foretrain.comm.ps.client.inflight import InFlight
 from foretrain.comm.ps.frames import ASIDE, BESIDE, BUSY, FAILURES, HANDSHAKE_LIMIT, FrameKind, Handshake, Header
 from foretrain.comm.ps.placement import LIMIT
-from foretrain.comm.ps.wire import Arrival, Payload, Watched, Why, Wire
+from foretrain.comm.ps.wire import Arrival, Payload, Progress, Watched, Why, Wire
 from foretrain.errors import ForetrainError, PeerLost
 
 logger = logging.getLogger("foretrain.comm.ps")
@@ -50,7 +51,7 @@ class Connection:
     Attributes:
         sessions: number of sessions so far.
         busy: the server's reason to refuse this worker for now; None where it does not.
-        heard: time of the shard's last message, s of the monotonic clock.
+        heard: time of the last message that was read, s of the monotonic clock.
     """
 
     def __init__(self, wire: Wire, address: tuple[str, int], secret: bytes, job: str, rank: int, shard: int) -> None:
@@ -118,6 +119,20 @@ class Connection:
             self.heard = time.monotonic()
         self._watch()
         return found
+
+    def take_values(self, flights: InFlight) -> None:
+        """Let the wire write this session's sums where ``flights`` says."""
+        first, second = self._numbers
+        if first is not None and second is not None:
+            self._wire.take_values((first, second), flights.native)
+
+    def take_back(self, header: Header, payload: memoryview) -> bool:
+        """Let the wire take a message that `read` has returned; return False if it cannot."""
+        return self._numbers[0] is not None and self._wire.take_back(self._numbers[0], header, payload)
+
+    def last_heard(self) -> float:
+        """Return the time of the shard's last message, s of the monotonic clock."""
+        return self.heard if self._numbers[0] is None else max(self.heard, self._wire.heard(self._numbers[0]))
 
     def send(self, header: Header, payload: Payload = b"") -> bool:
         """Send a message, whose payload must not change until it is answered; return False without a session."""
@@ -292,6 +307,10 @@ class Links:
     def poll(self, seconds: float) -> None:
         """Send, and wait for something to read, for at most ``seconds``."""
         self._wire.poll(seconds)
+
+    def progress(self) -> list[Progress]:
+        """Return what sums that the wire has taken have brought about since the last call."""
+        return self._wire.progress()
 
     def live(self) -> None:
         """Send heartbeats to the servers. Call often while this worker waits for others."""

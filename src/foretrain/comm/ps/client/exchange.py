@@ -47,6 +47,10 @@ class StagedGradients(Copies, Protocol):
     def store(self, task: int, start: int, data: memoryview) -> None:
         """Write arrived bytes to the gradient's place from ``start`` on."""
 
+    def places(self) -> Sequence[int] | None:
+        """Return the address of each task's sum; None where `store` must write it."""
+        ...
+
     def sending(self, tasks: Sequence[int]) -> AbstractContextManager[object]:
         """Return a context in which the gradients of ``tasks`` can be copied."""
         ...
@@ -101,6 +105,11 @@ class ServedExchange:
         self.spec = spec
         self._inflight = InFlight([task.size for task in job.tasks])
         self._pushes = PushLog(staging, self._connections, self._inflight, epoch)
+        places = staging.places()
+        self._direct = places is not None
+        """Whether the wire writes sums to their places."""
+        if places is not None:
+            self._inflight.place(self._pushes.placement.parts, places)
         self._absent: set[int] = set()
         self._used = [False] * len(job.tasks)
         self._opened: deque[tuple[bool, bytes]] = deque()
@@ -228,6 +237,12 @@ class ServedExchange:
         seconds = self._inbox.sleep(self._timers.seconds_left(self._peer_timeout / 8))
         self._links.poll(seconds)
         self._inbox.awake()
+        for chunk, task, used in self._links.progress():
+            self._last_progress = time.monotonic()
+            if chunk is None:
+                self._land(task, used)
+            else:
+                self._finish([self._inflight.finished(chunk)])
         for connection in self._connections:
             self._receive(connection)
         for call, *arguments in self._inbox.drain():
@@ -237,8 +252,13 @@ class ServedExchange:
 
     def _receive(self, connection: Connection) -> None:
         frames = connection.read()
-        if self._pushes.hear(connection) and self._transfer is not None:
-            self._behind.add(connection.shard)
+        if self._pushes.hear(connection):
+            if self._direct:
+                connection.take_values(self._inflight)
+            if self._transfer is not None:
+                self._behind.add(connection.shard)
+        if self._direct:
+            frames = [each for each in frames if each[0].kind is not FrameKind.VALUE or not connection.take_back(*each)]
         values = [unbundle(*each) if each[0].kind is FrameKind.VALUE else () for each in frames]
         if received := sum(len(item.data) for items in values for item in items):
             connection.send(Header(FrameKind.RECEIVED, size=received))
@@ -249,6 +269,7 @@ class ServedExchange:
                 for span in self._pushes.received(connection, header):
                     self._acknowledge(*span)
             elif header.kind is FrameKind.WANTED:
+                self._pushes.together |= self._inflight.together
                 self._pushes.wanted(connection, header)
                 self._follow_up(connection)
             elif header.kind is FrameKind.COMMITTED:
@@ -303,9 +324,12 @@ class ServedExchange:
                     self._staging.store(part.task, low, data[(low - start) * wide : (high - start) * wide])
         self._finish(arrived.pulled)
         if arrived.landed:
-            self._landed(part.task, part.task not in self._absent)
-            self._missing_tasks -= 1
-            self._begin_if_due()
+            self._land(part.task, part.task not in self._absent)
+
+    def _land(self, task: int, used: bool) -> None:
+        self._landed(task, used)
+        self._missing_tasks -= 1
+        self._begin_if_due()
 
     def _open(self, again: bool, hyperparameters: bytes) -> None:
         self._last_progress = time.monotonic()
@@ -337,6 +361,7 @@ class ServedExchange:
             return
         again, hyperparameters = self._opened.popleft()
         self._pushes.begin(again, hyperparameters)
+        self._inflight.begin(self._pushes.step)
         self._missing_tasks = len(self._job.tasks)
         self._absent.clear()
         if self._stale:
@@ -360,7 +385,7 @@ class ServedExchange:
             for connection in self._connections:
                 connection.send(Header(FrameKind.ALIVE))
         for connection in self._connections:
-            if silent := self._silence_detector.exceeded(connection.heard):
+            if silent := self._silence_detector.exceeded(connection.last_heard()):
                 host, port = connection.address
                 why = connection.busy or f"server {connection.shard} at {host}:{port} has been silent"
                 raise PeerLost(f"{why} for {silent:.1f} s; {self.last()}")

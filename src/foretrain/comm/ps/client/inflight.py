@@ -7,12 +7,15 @@ were full of ranges that the other has yet to push would wait for ever.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
+from foretrain.comm.ps import wire
 from foretrain.comm.ps.frames import Header
 from foretrain.comm.ps.placement import ShardPart
+from foretrain.comm.ps.wire import numbers
 from foretrain.tasks import Chunk
 
 
@@ -42,89 +45,96 @@ class Arrived(NamedTuple):
 
 
 class InFlight:
-    """Bytes in flight of tasks of these ``sizes``; in each round every byte is pushed once and returns once.
+    """Bytes in flight of tasks of these ``sizes``, in C++ (flights.h); each byte is pushed, and returns, once a round.
 
     Servers answer bytes as the last worker has pushed them, so that sums are cut otherwise than pushes. Duplicates,
-    as after a connection broke, count once.
+    as after a connection broke, count once. A `foretrain.comm.ps.wire.Wire` may take sums itself, see `place`.
+
+    Attributes:
+        native: handle for that wire.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        self._sizes = sizes
-        self._unacknowledged: list[list[ByteRange]] = [[] for _ in sizes]
-        self._pushed: list[list[ByteRange]] = [[] for _ in sizes]
-        """Pushed ranges whose sums have not returned."""
-        self._pulled: list[list[ByteRange]] = [[] for _ in sizes]
-        """Pulled ranges that have not returned."""
-        self._left = list(sizes)
+        self._library, self._tasks = wire.libraries()[1], len(sizes)
+        self.native = self._library.foretrain_flights_new(numbers(sizes), len(sizes))
+        weakref.finalize(self, self._library.foretrain_flights_delete, self.native)
+        self._flights: dict[int, InFlightChunk] = {}
+        """Chunks of this round, by the number that C++ knows."""
+        self._counts = numbers([0, 0])
+
+    def place(self, parts: Iterable[ShardPart], places: Sequence[int]) -> None:
+        """Let wires write the sums of ``parts``, by number, to the addresses in ``places``, by task."""
+        flat = [number for part in parts for number in (part.task, part.offset, part.size)]
+        given = numbers(flat), len(flat) // 3, numbers(places), len(places)
+        self._library.foretrain_flights_place(self.native, *given)
+
+    def begin(self, step: int) -> None:
+        """Begin round ``step``, when all sums of the one before have arrived; wires take no sums of others."""
+        self._flights.clear()
+        self._library.foretrain_flights_begin(self.native, step)
+
+    @property
+    def together(self) -> bool:
+        """Return whether a wire has taken a sum of this round."""
+        return bool(self._library.foretrain_flights_together(self.native))
 
     def push(self, flight: InFlightChunk, task: int, start: int, end: int) -> None:
         """Note that these bytes of ``flight`` are pushed."""
-        byte_range = ByteRange(start, end, flight)
-        self._unacknowledged[task].append(byte_range)
-        self._pushed[task].append(byte_range)
+        self._add(flight, task, start, end, pull=False)
 
     def pull(self, flight: InFlightChunk, task: int, start: int, end: int) -> None:
         """Note that ``flight`` asks for these bytes."""
-        self._pulled[task].append(ByteRange(start, end, flight))
+        self._add(flight, task, start, end, pull=True)
 
     def acknowledge(self, task: int, start: int, end: int) -> list[InFlightChunk]:
         """Note that a server has these bytes; return the chunks whose bytes servers now have completely."""
-        heard, self._unacknowledged[task] = _split(self._unacknowledged[task], start, end)
-        return _finished(heard)
+        count = self._library.foretrain_flights_acknowledge(self.native, task, start, end)
+        return self._finished(count) if count else []
 
     def arrive(self, task: int, start: int, end: int) -> Arrived:
         """Note that the sum of these bytes has arrived."""
-        back, self._pushed[task] = _split(self._pushed[task], start, end)
-        new = [(low, high) for low, high, _ in back]
-        self._left[task] -= sum(high - low for low, high in new)
-        landed = bool(new) and not self._left[task]
-        if landed:
-            self._left[task] = self._sizes[task]
-        pulled, self._pulled[task] = _split(self._pulled[task], start, end)
-        return Arrived(new, _finished(pulled), landed)
+        new = self._library.foretrain_flights_arrive(self.native, task, start, end, self._counts)
+        finished, landed = self._counts
+        ranges = [(low, high) for _, low, high, _ in self._ranges(0)] if new else []
+        return Arrived(ranges, self._finished(finished), bool(landed))
+
+    def finished(self, chunk: int) -> InFlightChunk:
+        """Return a chunk that a wire has found finished."""
+        return self._flights[chunk]
 
     def unanswered(self) -> Iterator[tuple[int, ByteRange]]:
         """Yield everything that was pushed and has not returned, by task."""
-        return ((task, byte_range) for task, byte_ranges in enumerate(self._pushed) for byte_range in byte_ranges)
+        return self._out(1)
 
     def unpulled(self) -> Iterator[tuple[int, ByteRange]]:
         """Yield everything that was pulled and has not returned, by task."""
-        return ((task, byte_range) for task, byte_ranges in enumerate(self._pulled) for byte_range in byte_ranges)
+        return self._out(2)
 
     def oldest(self) -> InFlightChunk | None:
         """Return the chunk that has been in flight longest."""
-        flights = [byte_range.flight for byte_ranges in self._pushed for byte_range in byte_ranges]
+        flights = [byte_range.flight for _, byte_range in self.unanswered()]
         return min(flights, key=lambda flight: flight.issued, default=None)
 
+    def _add(self, flight: InFlightChunk, task: int, start: int, end: int, *, pull: bool) -> None:
+        number = id(flight)
+        self._flights[number] = flight
+        self._library.foretrain_flights_add(self.native, number, task, start, end, pull)
 
-def _split(byte_ranges: Sequence[ByteRange], start: int, end: int) -> tuple[list[ByteRange], list[ByteRange]]:
-    """Return the parts of ``byte_ranges`` inside ``[start, end)`` and those outside."""
-    inside: list[ByteRange] = []
-    outside: list[ByteRange] = []
-    for byte_range in byte_ranges:
-        first, last, flight = byte_range
-        if last <= start or end <= first:
-            outside.append(byte_range)
-        elif start <= first and last <= end:
-            inside.append(byte_range)
-        else:
-            low, high = max(start, first), min(end, last)
-            inside.append(ByteRange(low, high, flight))
-            if first < low:
-                outside.append(ByteRange(first, low, flight))
-            if high < last:
-                outside.append(ByteRange(high, last, flight))
-    return inside, outside
+    def _finished(self, count: int) -> list[InFlightChunk]:
+        chunks = numbers([0] * count)
+        self._library.foretrain_flights_finished(self.native, chunks)
+        return [self._flights[chunk] for chunk in chunks]
 
+    def _out(self, which: int) -> Iterator[tuple[int, ByteRange]]:
+        for task, start, end, chunk in self._ranges(which):
+            yield task, ByteRange(start, end, self._flights[chunk])
 
-def _finished(byte_ranges: Sequence[ByteRange]) -> list[InFlightChunk]:
-    """Return the chunks that have nothing left once ``byte_ranges`` are taken away."""
-    finished = []
-    for start, end, flight in byte_ranges:
-        flight.left -= end - start
-        if not flight.left:
-            finished.append(flight)
-    return finished
+    def _ranges(self, which: int) -> Iterator[Sequence[int]]:
+        """Yield task, start, end and chunk of ranges, see wire.cpp."""
+        count = self._library.foretrain_flights_ranges(self.native, which, None, 0)
+        flat = numbers([0] * (4 * count))
+        self._library.foretrain_flights_ranges(self.native, which, flat, count)
+        return iter([flat[place : place + 4] for place in range(0, 4 * count, 4)])
 
 
 _WINDOW: Final = 8

@@ -101,7 +101,7 @@ class SumShard:
         gone, flat = sorted(self._lost), [number for each in numbers for number in each]
         self._library = wire.libraries()[1]
         self.native = self._library.foretrain_shard_new(
-            workers, restarted, _numbers(gone), len(gone), _numbers(flat), len(numbers)
+            workers, restarted, wire.numbers(gone), len(gone), wire.numbers(flat), len(numbers)
         )
         self._end = weakref.finalize(self, self._library.foretrain_shard_delete, self.native)
         self._sums: dict[tuple[int, int], memoryview] = {}
@@ -229,10 +229,6 @@ class SumShard:
             f"in round {step} worker {worker} ran backward() {how}, and others did not; run it equally often on "
             "all, or all but the last under no_sync(), and read .grad in between on all or on none"
         )
-
-
-def _numbers(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
-    return (ctypes.c_int64 * len(values))(*values)
 
 
 class Mode(Protocol):

@@ -124,6 +124,13 @@ class Staging:
             high = low + len(data) // width
             flat[low:high].copy_(received[low:high], non_blocking=True)
 
+    def places(self) -> Sequence[int] | None:
+        """Return the address of each task's sum; None where a sum has to be copied to a device, or widened."""
+        for buffer, flat, width in zip(self._buffers, self._gradients.flat, self._width, strict=True):
+            if buffer.received is not flat or flat.element_size() != width:
+                return None
+        return [self._gradients.flat[buffer].data_ptr() + base * self._width[buffer] for buffer, base in self._place]
+
     @contextmanager
     def sending(self, tasks: Sequence[int]) -> Iterator[None]:
         """Make the device's copies follow the backward pass of ``tasks``."""
