@@ -253,7 +253,7 @@ class Wire:
         return bool(self._quick.foretrain_wire_put(self._wire, connection, part, step, start, end, absent))
 
     def heard(self, connection: int) -> float:
-        """Return when the served peer there, or the one whose sums are taken, was heard last, s of the monotonic clock."""
+        """Return when the served peer there, or the one whose sums are taken, was last heard: s, monotonic clock."""
         return self._quick.foretrain_wire_heard(self._wire, connection) / 1e9
 
     def flush(self) -> None:
