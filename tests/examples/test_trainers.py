@@ -16,6 +16,7 @@ from foretrain.cli.arguments import split_script
 from foretrain.comm.coordinator.handshake import SECRET
 from tests.examples.torchrun import ROOT, forked
 from tests.launch.forked import foretrain_run
+from tests.processes import finished
 
 TRAINERS = ROOT / "examples" / "trainers"
 SCHEDULE = "bytescheduler(partition=32KiB,credit=64KiB)"
@@ -26,7 +27,7 @@ def python(*arguments: object, folder: Path) -> subprocess.CompletedProcess[str]
     command = [sys.executable, *map(str, arguments)]
     with TemporaryDirectory() as ray:  # the paths of its sockets must be short
         environment = os.environ | {"RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": ray}
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+        done = finished(command, timeout=600, cwd=folder, env=environment)
     assert done.returncode == 0, done.stderr
     return done
 

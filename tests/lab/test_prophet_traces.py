@@ -11,7 +11,6 @@ from pathlib import Path
 
 from foretrain.lab import Lab
 from foretrain.lab.compare import on, plan_of
-from tests.lab.forked import launching
 
 SCRIPT = Path(__file__).with_name("traced.py")
 RATE = 25_000_000
@@ -32,7 +31,7 @@ def traced(lab, plan, runs):
     on(lab, plan)(
         [sys.executable, str(SCRIPT), json.dumps(runs)],
         environment={},
-        timeout=600,
+        timeout=120,
         on_line=lambda rank, line: lines.append(json.loads(line)) if line.startswith("{") else None,
     )
     begins = [place for place, line in enumerate(lines) if "urgency" in line]
@@ -83,7 +82,7 @@ def test_less_urgent_bytes_in_flight_fit_the_longest_interval(name):
         for seed, (model, size) in enumerate(models.items())
     ]
     with Lab.up(name, 2 + plan.dedicated, rate) as lab:
-        found = launching(lambda: traced(lab, plan, runs))
+        found = traced(lab, plan, runs)
     assert len(found) == len(runs)
     for run, (told, steps) in zip(runs, found, strict=True):
         assert len(steps) >= STEPS

@@ -314,7 +314,7 @@ def assert_same(
     tolerance: float = 0.0,
     said: str | None = None,
     barrier: bool = False,
-    timeout: float = 60,
+    timeout: float = 300,
     **options: Any,
 ) -> list[Comparison]:
     """Trains by ``recipe(side, *args)`` with DDP and with ``attach(..., **options)``; both must give the same.

@@ -7,6 +7,7 @@ nursery with the process that made it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import faulthandler
@@ -20,6 +21,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -135,7 +137,7 @@ class Ranks:
         self._folder: TemporaryDirectory[str] | None = None
         self._spent = False  # a rank has failed, or is still at something
 
-    def __call__(self, function: Function, *args: Any, timeout: float = 60, **options: Any) -> list[Any]:
+    def __call__(self, function: Function, *args: Any, timeout: float = 300, **options: Any) -> list[Any]:
         """What ``function(*args, **options)`` returned in each rank; RanksFailed if it did not in all of them."""
         outcomes = self.outcomes(function, *args, timeout=timeout, grace=_GRACE, **options)
         if self._spent:
@@ -147,7 +149,7 @@ class Ranks:
         self,
         function: Function,
         *args: Any,
-        timeout: float = 60,
+        timeout: float = 300,
         grace: float = 1e9,
         without: Container[int] = (),
         **options: Any,
@@ -245,8 +247,9 @@ def run_script(path: str) -> None:
 def raise_ranks(descriptor: int, imported: Sequence[str]) -> None:
     """The nursery's body: forks, and reports exits, until its parent closes the channel. Also the body of every rank.
 
-    A forked rank returns from here when its work is done, and so ends as a script does, through the interpreter's
-    own shutdown: what would hang or crash there shows.
+    Rank 0 returns from here when its work is done, and so ends as a script does, through the interpreter's own
+    shutdown: what would hang or crash there shows. To take a copy of PyTorch apart takes a third of a second: the
+    others only wait for threads, and do what is registered for the end.
     """
     channel = Connection(descriptor)
     _die_with_parent()
@@ -272,6 +275,8 @@ def raise_ranks(descriptor: int, imported: Sequence[str]) -> None:
         if not pid:
             channel.close()
             _live(Connection(theirs), rank, size, log, join)
+            if rank:
+                _end()
             return
         os.close(theirs)
         channel.send(pid)
@@ -303,6 +308,14 @@ def _live(link: Connection, rank: int, size: int, log: str, join: Callable[[Conn
         except BaseException:
             link.send_bytes(pickle.dumps(Outcome(error=traceback.format_exc())))
             break
+
+
+def _end() -> None:
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _join_by_gloo(link: Connection, rank: int, size: int) -> None:

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -23,14 +22,14 @@ from foretrain.comm.options import AllReduce, Timeouts
 from foretrain.errors import ForetrainError
 from foretrain.plugins.torch import attach
 from foretrain.plugins.torch.process_group_executor import ProcessGroupExecutor
+from tests.launch.forked import foretrain_run
 from tests.plugins.torch.models import SMALL, WARMUP, batch, objective, pair, steps, train
-from tests.plugins.torch.ranks import QUIET, ROOT
 from tests.plugins.torch.test_attach_life import stock
 
 SIZE = 3
 TIMEOUT = 5.0
 """Seconds after which a silent rank counts as lost, where that is tested: a busy machine starves nobody for so long."""
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Seconds for a rank to fail and to end; far more than it takes, far less than forever."""
 MIDDLE = WARMUP + 4
 FAR = 2000
@@ -59,16 +58,8 @@ def raises(model):
     raise ZeroDivisionError("of the test")
 
 
-def raises_in_forward(model):
-    model[2].register_forward_pre_hook(raises_here)
-
-
-def raises_here(*_):
-    raise ZeroDivisionError("of the test")
-
-
 def raises_in_backward(model):
-    model[2].weight.register_hook(raises_here)
+    model[2].weight.register_hook(raises)
 
 
 def interrupted(model):
@@ -149,7 +140,7 @@ def assert_named(errors, victim):
 @pytest.mark.parametrize(
     ("fault", "victim"),
     [
-        *((fault, 1) for fault in (killed, stopped, raises_in_forward, raises_in_backward, interrupted, leaves)),
+        *((fault, 1) for fault in (killed, stopped, raises_in_backward, interrupted)),
         *((fault, 0) for fault in (killed, stopped, cut_off)),
     ],
     ids=lambda value: getattr(value, "__name__", value),
@@ -163,7 +154,7 @@ def test_every_rank_ends_and_says_whom_it_lost(job, fault, victim):
         # Who finds the link broken cannot tell at which end: rank 0 blames the others, and they blame rank 0.
         for error in errors:
             assert re.search(r"PeerLost.*rank \d.*sequence \d+", last_line(error)), error
-    if fault in (raises_in_forward, raises_in_backward):
+    if fault is raises_in_backward:
         assert "ZeroDivisionError: of the test" in errors[victim]
     if fault is interrupted:
         assert last_line(errors[victim]) == "KeyboardInterrupt"
@@ -171,7 +162,7 @@ def test_every_rank_ends_and_says_whom_it_lost(job, fault, victim):
 
 @pytest.mark.parametrize(
     ("fault", "victim", "when"),
-    [(killed, 0, 1), (stopped, 1, 0), (leaves, 0, 1)],
+    [(killed, 0, 1), (stopped, 1, 0)],
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_every_rank_ends_although_scheduling_has_not_begun(job, fault, victim, when):
@@ -445,14 +436,9 @@ dist.destroy_process_group()
 
 
 def test_a_restarted_job_ends_like_an_uninterrupted_one(ranks, tmp_path):
-    checkpoint = tmp_path / "checkpoint.pt"
-    # Restarted ranks would find the addresses of the dead in a shared store, with or without us: pytorch issue 135712.
-    environment = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    script = tmp_path / "train.py"
+    script, checkpoint = tmp_path / "train.py", tmp_path / "checkpoint.pt"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    command += [str(script), str(checkpoint)]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    ran = foretrain_run("--max-restarts", 1, "--", script, checkpoint, folder=tmp_path)
     assert ran.returncode == 0, ran.stderr[-4000:]
     begins = ran.stdout.split()
     # Rank 1 dies once step 6 is reduced everywhere: rank 0 has written "6" by then, and "7" and "8" if it was quick.

@@ -71,7 +71,7 @@ def slow_and_fast(addresses, consistency, bound):
 
 def test_under_ssp_the_fast_one_goes_as_far_ahead_as_it_may_and_no_further(ranks):
     with servers(2, 2) as (addresses, made):
-        (_, fast), (further, slow) = ranks(slow_and_fast, addresses, f"ssp({BOUND})", BOUND, timeout=60)
+        (_, fast), (further, slow) = ranks(slow_and_fast, addresses, f"ssp({BOUND})", BOUND)
         assert not any(service.failure or service.rejected for service in made)
     assert not further
     assert (fast, slow) == (FAST - WARMUP, SLOW - WARMUP)
@@ -80,7 +80,7 @@ def test_under_ssp_the_fast_one_goes_as_far_ahead_as_it_may_and_no_further(ranks
 @pytest.mark.smoke
 def test_asynchronously_one_may_be_done_before_the_other_has_begun(ranks):
     with servers(2, 2) as (addresses, made):
-        (_, fast), (_, slow) = ranks(slow_and_fast, addresses, "async", FAST, timeout=60)
+        (_, fast), (_, slow) = ranks(slow_and_fast, addresses, "async", FAST)
         assert not any(service.failure or service.rejected for service in made)
     assert (fast, slow) == (FAST - WARMUP, SLOW - WARMUP)
 
@@ -97,10 +97,10 @@ def dataset():
     return points, (points[:, :2].prod(1) + 0.3 * points[:, 2] > 0).float()
 
 
-def classifying(addresses, consistency, rate, make):
+def classifying(addresses, consistency, rate):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
-    optimizer = make(model.parameters(), lr=rate)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     points, classes = dataset()
     own = slice(rank, None, ranks)
@@ -119,16 +119,16 @@ def classifying(addresses, consistency, rate, make):
     return loss, sorted(optimizer.state_dict()["state"])
 
 
-@pytest.mark.parametrize(("make", "rate", "share"), [(torch.optim.SGD, 1.0, 3), (torch.optim.AdamW, 0.03, 3**0.5)])
-def test_all_consistencies_reach_the_same_loss(three, make, rate, share):
+def test_all_consistencies_reach_the_same_loss(three):
     losses = {}
     for consistency in ("bsp", "async", "ssp(1)"):
         with servers(1, 3) as (addresses, _):
-            own_rate = rate if consistency == "bsp" else rate / share
-            outcomes = three(classifying, addresses, consistency, own_rate, make, timeout=60)
+            # Three times as many updates, each with the noise of one worker's gradient.
+            rate = 0.03 if consistency == "bsp" else 0.03 / 3**0.5
+            outcomes = three(classifying, addresses, consistency, rate)
         # The last to be done has everybody's updates.
         losses[consistency] = min(loss for loss, _ in outcomes)
-        assert all(states == [0, 1, 2, 3] * (make is torch.optim.AdamW) for _, states in outcomes)
+        assert all(states == [0, 1, 2, 3] for _, states in outcomes)
     for consistency in ("async", "ssp(1)"):
         assert losses[consistency] - losses["bsp"] < 0.3 * (math.log(2) - losses["bsp"]), losses
 
@@ -146,4 +146,4 @@ def normalized(addresses):
 
 def test_buffers_stay_each_workers_own(ranks):
     with servers(1, 2) as (addresses, _):
-        assert ranks(normalized, addresses, timeout=60) == [WARMUP + 2, 2 * (WARMUP + 2)]
+        assert ranks(normalized, addresses) == [WARMUP + 2, 2 * (WARMUP + 2)]

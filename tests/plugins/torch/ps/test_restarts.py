@@ -118,7 +118,7 @@ def test_no_update_is_lost_or_applied_twice(ranks, expected, seed, monkeypatch, 
     schedule = SCHEDULES[seed % len(SCHEDULES)]
     gone = threading.Event()
     with (
-        Servers(ServerSpec(1 + seed % 2, 2, 30.0, restarts=2, **kept), gone.set) as beside,
+        Servers(ServerSpec(2 - seed % 2, 2, 30.0, restarts=2, **kept), gone.set) as beside,
         Killer(run, beside, lambda: ranks.wrote(0), chance) as killer,
     ):
         found = ranks(trained, run, ",".join(beside.addresses), schedule, updates)
@@ -132,7 +132,7 @@ def test_each_update_counts_once_where_workers_go_apart(ranks, monkeypatch, tmp_
     with servers(2, 2) as (addresses, _):
         everything = ranks(counted, "no loss", addresses, consistency)
     gone, chance, run = threading.Event(), random.Random(consistency), f"killed, {consistency}"
-    wanted = ServerSpec(2, 2, 30.0, restarts=2, updates=True, snapshots=tmp_path, every=3)
+    wanted = ServerSpec(1, 2, 30.0, restarts=2, updates=True, snapshots=tmp_path, every=3)
     with Servers(wanted, gone.set) as beside, Killer(run, beside, lambda: ranks.wrote(0), chance) as killer:
         found = ranks(counted, run, ",".join(beside.addresses), consistency)
     assert any(each in everything for each in found), killer.moments
