@@ -16,7 +16,9 @@ marked first, as bounded loss marks its packets; TCP marks none, and shares the 
 TCP beside it whose packets are all in the first band ("marked-tcp").
 
 A ratio is TCP's time over ours: above 1, ours is faster. --quick trains nothing, so that RESULT's tta_vs_best_tcp and
-accuracy_delta are nan there: a time to accuracy of one seed says nothing, and five seeds take minutes. Needs root.
+accuracy_delta are nan there: a time to accuracy of one seed says nothing, and five seeds take minutes. --full takes
+about 45 minutes: with --json FILE each place is kept there as soon as it is measured, and the next run with the same
+FILE goes on from it, and says so; --only KIND… measures some, so that several runs make one FILE. Needs root.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import json
 import os
 import sys
 import time
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -440,7 +442,36 @@ def lossy_table(place: Place, found: dict[str, Any], forecast: dict[str, float])
 
 
 def _more(parser: ArgumentParser) -> None:
-    parser.add_argument("--only", choices=["clean", "lossy", "training"], help="these places alone")
+    kinds = ["clean", "lossy", "training"]
+    parser.add_argument("--only", choices=kinds, nargs="+", default=kinds, help="these places alone")
+
+
+class Kept:
+    """What was measured, by place, in the file of --json, where it outlives a run that was cut off.
+
+    Attributes:
+        details: all of it, in the order in which it was measured.
+    """
+
+    def __init__(self, arguments: Namespace) -> None:
+        self._file: Path | None = None if arguments.quick else arguments.json
+        self.details: list[Any] = []
+        if self._file is not None and self._file.exists():
+            self.details = json.loads(self._file.read_text())["details"]
+            print(f"{len(self.details)} places are kept from {self._file}; delete it to measure them anew")
+
+    def find(self, place: Place) -> dict[str, Any] | None:
+        """Return what was found at ``place``, if it was measured."""
+        wanted = json.loads(json.dumps(asdict(place)))
+        return next((each["found"] for each in self.details if each["place"] == wanted), None)
+
+    def add(self, place: Place, found: dict[str, Any]) -> None:
+        """Keep what was ``found`` at ``place``."""
+        self.details.append({"place": asdict(place), "found": found})
+        if self._file is not None:
+            unfinished = self._file.with_name(f"{self._file.name}.unfinished")
+            unfinished.write_text(json.dumps({"name": "bounded", "details": self.details}) + "\n")
+            unfinished.replace(self._file)  # a run that is cut off here loses nothing
 
 
 def main() -> None:
@@ -457,15 +488,15 @@ def main() -> None:
     from foretrain.comm.collectives.runners import library
 
     library(), callbacks()  # so that no rank compiles them
-    details: list[Any] = []
+    kept = Kept(arguments)
     values: dict[str, float] = {}
-    hosts: dict[Place, dict[str, Any]] = {}
     errors: list[float] = []
     for place in places(arguments.quick):
-        if arguments.only not in (None, place.what):
+        if place.what not in arguments.only:
             continue
-        print(f"\n{place}")
-        found = measured(place)
+        known = kept.find(place)
+        print(f"\n{place}" + ", kept" * (known is not None))
+        found = known or measured(place)
         if place.what == "clean":
             ratios = clean_table(place, found)
             if place.rate == "1Gbps" and place.hosts == 2:
@@ -479,10 +510,11 @@ def main() -> None:
                 values["tta_vs_best_tcp"], values["accuracy_delta"] = ratios["ratio"], ratios["delta"]
         else:
             lab = Place("alone", place.hosts, place.rate, min(place.loss, HARDLY), place.congestion)
-            if lab not in hosts:
-                hosts[lab] = measured(lab)
-                details.append({"place": asdict(lab), "found": hosts[lab]})
-            found["forecast"] = forecasts(place, found, hosts[lab])
+            if known is None:
+                if (hosts := kept.find(lab)) is None:
+                    hosts = measured(lab)
+                    kept.add(lab, hosts)
+                found["forecast"] = forecasts(place, found, hosts)
             errors += [abs(each / median(found[name]) - 1) for name, each in found["forecast"].items()]
             ratios = lossy_table(place, found, found["forecast"])
             if place.hosts == 2 and place.congestion == "cubic":
@@ -491,12 +523,13 @@ def main() -> None:
                 elif place.loss == 0.01 and place.background:
                     values["median_vs_best_tcp"], values["p99_vs_best_tcp"] = ratios["median"], ratios["p99"]
         sys.stdout.flush()
-        details.append({"place": asdict(place), "found": found})
+        if known is None:
+            kept.add(place, found)
     for key in ("tta_vs_best_tcp", "accuracy_delta"):
         values.setdefault(key, float("nan"))
     if errors:
         values["forecast_error_median"] = median(errors)
-    finish(arguments, "bounded", values, details)
+    finish(arguments, "bounded", values, kept.details)
 
 
 if __name__ == "__main__":

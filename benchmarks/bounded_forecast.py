@@ -9,11 +9,12 @@ operations   `BoundedLoss`: the stages of `foretrain.comm.bounded.plans`, each w
              one operation at a time, and the next one in what it leaves free. They complete in their order.
 control      before an operation all ranks tell rank 0 that they are ready, and it tells all to begin: over TCP, through
              the same losses
+background   bursts of other hosts at the lab's times, in one queue with what they delay
 overheads    what a host adds, which no simulation knows: measured once, alone on the lab, without losses
 
 What is not simulated: a timer of TCP's of 200 ms, since the next operation's packets say what was lost; buckets of
-tokens, by which 1 ms of a link's bytes goes at once after a pause; and the order of packets within background flows,
-which take their share of a link, but for what goes before them.
+tokens, by which 1 ms of a link's bytes goes at once after a pause; and background flows where what is measured goes
+before them.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from foretrain.comm.bounded.collectives import SETTINGS
 from foretrain.comm.bounded.engine import HEADER
 from foretrain.comm.bounded.plans import stages
 from foretrain.comm.options import AllReduce, BoundedLoss
+from foretrain.lab.host import SOURCES
+from foretrain.lab.sender import PERIOD
 from foretrain.network.fabrics.clos import star
 from foretrain.network.packet import LinkLosses, Packets, Queues
 from foretrain.network.packet.online_simulator import Online
@@ -66,6 +69,8 @@ _HELD: Time = MILLISECOND
 """How long packets wait that count as marked, as in engine.cpp, Note [Delay]."""
 _FULL = 110
 """Packets that a queue of 8 ms holds at 1 Gb/s: no window grows beyond."""
+_GOLDEN = (5**0.5 - 1) / 2
+"""Its multiples spread evenly over the times at which bursts may begin."""
 _AHEAD = 2
 """Operations of the ring that send: the one that runs, and the beginning of the next."""
 
@@ -118,14 +123,14 @@ def forecast(
         overheads: of the hosts.
         cost: what the policy knows of the network, as a session measures it; the network's nominal rate by default.
         steps: of each seed, after two more.
-        seeds: of losses.
+        seeds: of losses, and of when bursts begin.
     """
     times: list[float] = []
     for seed in seeds:
         carrier, work = _Carrier(_Lab(place, transport, seed), overheads), _workload(place, sizes, overheads)
         nominal = CostModel(overheads.of(0), per_byte(rate_of(place), 2 * (place.hosts - 1) / place.hosts))
         times += _steps(Job.of(work, cost or nominal), work, schedule, carrier, steps)
-        if not place.loss:
+        if not place.loss and not place.background:
             break
     return median(times)
 
@@ -198,11 +203,13 @@ class _Lab:
     Args:
         place: hosts, rate and conditions.
         transport: sums gradients.
-        seed: of losses.
+        seed: of losses, and of when bursts begin.
 
     Attributes:
         packets: the network.
         ranks, transport: as above.
+        burst: bytes of background traffic that all its hosts send to the last rank at once.
+        phase: of the bursts, as a share of the time from one to the next.
     """
 
     def __init__(self, place: Place, transport: AllReduce | BoundedLoss, seed: int) -> None:
@@ -210,10 +217,9 @@ class _Lab:
         first = place.bands > 1 and isinstance(transport, BoundedLoss)
         rate, share = rate_of(place), 0.0 if first else place.background
         self.ranks, self.transport = place.hosts, transport
-        where = star(place.hosts, rate, latency=_LATENCY)
-        into = [_link_to(where, int(node)) for node in where.ranks]
-        if share:
-            where = where.changed([into[-1]], background=share * rate)
+        self.burst, self.phase = share * rate * PERIOD, seed * _GOLDEN % 1
+        where = star(place.hosts + SOURCES * (share > 0), rate, latency=_LATENCY)
+        into = [_link_to(where, int(node)) for node in where.ranks[: place.hosts]]
         self._topology, self._router = where, Ecmp(where)
         carried = _simulated(transport, place.loss, rate)
         self._loss, self._payload = place.loss, carried.payload
@@ -234,7 +240,7 @@ class _Lab:
 
     def agree(self, network: Online) -> ProgramHandle:
         """Start the messages by which all ranks agree on the next operation."""
-        rank, others = self._topology.ranks[0], self._topology.ranks[1:]
+        rank, others = self._topology.ranks[0], self._topology.ranks[1 : self.ranks]
         count, first = len(others), np.repeat(rank, len(others))
         nothing = np.zeros(2 * count, np.int32)
         paths = self._router.paths(np.concatenate([others, first]), np.concatenate([first, others]), nothing)
@@ -244,12 +250,23 @@ class _Lab:
         sizes = np.full(2 * count, float(_MESSAGE))
         return network.add(Program.of(paths, sizes, first=begins, after=after, lag=np.ones(len(after), np.int32)))
 
+    def congest(self, network: Online, number: int) -> None:
+        """Start a burst of background traffic, which queues as operation ``number`` does."""
+        node = self._topology.ranks
+        into, nothing = np.repeat(node[self.ranks - 1], SOURCES), np.zeros(SOURCES, np.int32)
+        paths, sizes = self._router.paths(node[self.ranks :], into, nothing), np.full(SOURCES, self.burst / SOURCES)
+        network.add(Program.of(paths, sizes, priority=nothing + self._class(number)))
+
+    def _class(self, number: int) -> int:
+        """Return the class of the packets of operation ``number``: what TCP sends ahead goes after the one before."""
+        return 1 + number % 7 if isinstance(self.transport, AllReduce) else 0
+
     def begin(self, network: Online, chunk: Chunk, number: int) -> ProgramHandle:
         """Start ``chunk``, which is operation ``number``, in ``network``."""
         if isinstance(self.transport, BoundedLoss):
             return self._begin_stages(network, chunk, self.transport)
-        # What the next operation sends ahead goes where this one has nothing to send.
-        return network.add(placed(ring(chunk.op, self.ranks), chunk.size, self._router, priority=1 + number % 7))
+        plan = ring(chunk.op, self.ranks)
+        return network.add(placed(plan, chunk.size, self._router, priority=self._class(number)))
 
     def _begin_stages(self, network: Online, chunk: Chunk, transport: BoundedLoss) -> ProgramHandle:
         """Start a flow for each send of each stage; it begins when its rank has all of the stage before."""
@@ -347,7 +364,7 @@ class _Carrier:
         self._begun: deque[_Operation] = deque()
         self._agreeing: dict[ProgramHandle, _Operation] = {}
         self._running: dict[ProgramHandle, _Operation] = {}
-        self._asked = self._number = 0
+        self._asked = self._number = self._bursts = 0
 
     def carry(self, chunk: Chunk, world: VirtualWorld, done: Callable[[Chunk], None]) -> None:
         """Send ``chunk`` behind all that were started before."""
@@ -361,10 +378,17 @@ class _Carrier:
 
     def _pass(self, world: VirtualWorld) -> None:
         """Advance the network to the present, complete what has arrived, and begin what may, both in order."""
-        for handle in self._network.advance(world.now()):
+        arrived = []
+        # A burst only delays what arrives: nothing was missed that nobody looked at since.
+        while self._lab.burst and (due := round((self._bursts + self._lab.phase) * PERIOD * SECOND)) <= world.now():
+            arrived += self._network.advance(due)
+            self._lab.congest(self._network, max(0, self._number - 1))
+            self._bursts += 1
+        arrived += self._network.advance(world.now())
+        for handle in arrived:
             if handle in self._agreeing:
                 self._agreeing.pop(handle).agreed = True
-            else:
+            elif handle in self._running:
                 self._running.pop(handle).over = True
         while self._begun and self._begun[0].over:
             operation = self._begun.popleft()

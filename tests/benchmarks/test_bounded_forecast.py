@@ -48,6 +48,16 @@ def test_sums_that_are_hidden_cost_nothing_but_the_computation(bounded, transpor
     assert found == pytest.approx(0.3 + 24 * 1e-3 + 12 * 1e-4 + 12 * 8 * 3e-9, rel=0.005)
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_bursts_of_others_leave_what_is_not_theirs_of_a_link(bounded, transport):
+    (place_of, bench), (how, share) = bounded, TRANSPORTS[transport]
+    place = place_of("lossy", 2, "1Gbps", compute=1e-6, background=0.4)
+
+    found = bench.forecast(place, [5 * SIZE], "fifo", how)
+
+    assert found == pytest.approx(5 * SIZE / share / RATE / 0.6, rel=0.06)
+
+
 @pytest.mark.parametrize("rate", [0.1 * RATE, 0.3 * RATE, 10 * RATE])
 def test_an_operation_begins_with_what_is_under_way_until_packets_are_marked(bounded, rate):
     carried = bounded[1]._simulated(BoundedLoss(0.01), 0.02, rate)
