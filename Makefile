@@ -11,6 +11,7 @@ COLLECTIVES := $(wildcard src/foretrain/comm/bounded/* src/foretrain/comm/*/*.cp
 WORKERS ?= 3
 SECONDS ?= 300
 SLOW := ranks or device or lab or process
+LINTS := lint-style lint-types lint-imports lint-layout
 # Hundreds of processes that tests start would each compile all that they import.
 unexport PYTHONDONTWRITEBYTECODE
 # `make setup TORCH='torch==2.15.0' PIP_ARGS='--index-url …'`. The default is the release that all tests run with.
@@ -20,7 +21,7 @@ PIP_ARGS ?=
 MATRIX ?= 2.13.0/3.11 2.14.1/3.11 2.15.0/3.11 2.15.0/3.12 2.15.0/3.13 2.15.0/3.14
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-rest test-all test-matrix fuzz lint format bench wheel docs clean
+.PHONY: help setup demo test test-rest test-all test-matrix fuzz lint $(LINTS) format bench wheel docs clean
 
 help:
 	@echo "make demo    compare, simulate, record: the three uses, a screen each; writes out/*.html"
@@ -63,11 +64,21 @@ test-matrix:
 fuzz: $(BUILT)
 	$(BIN)/python -m tests.fuzz $(SECONDS) $(WORKERS)
 
+# Side by side, each with its output in one piece; all of them, whichever fails.
 lint: $(READY)
+	@$(MAKE) --no-print-directory --jobs --keep-going --output-sync=target $(LINTS)
+
+lint-style:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint-types:
 	$(BIN)/basedpyright
+
+lint-imports:
 	$(BIN)/lint-imports
+
+lint-layout:
 	$(BIN)/python tools/house.py
 
 format: $(READY)

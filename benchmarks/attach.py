@@ -39,7 +39,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import foretrain as ft
 from foretrain.comm.coordinator.coordinator import Coordinator
-from foretrain.lab.paced import AcceleratorClock, PacedModel, scaled
+from foretrain.lab.paced import AcceleratorClock, scaled
+from foretrain.lab.training import PacedModel
 from foretrain.plugins.torch.api import Attached
 from foretrain.plugins.torch.gradient_dispatcher import GradientDispatcher
 from foretrain.plugins.torch.optimizers import OptimizerHooks

@@ -1,21 +1,25 @@
 """What scheduling gains under PyTorch, Keras, JAX and MXNet: the same paced model and the same links, side by side.
 
-Twelve layers whose passes sleep, on two hosts that are network namespaces of this machine; communication takes as long
-as computation. Cases of a framework are interleaved in the same processes. Needs root; a framework is left out where it
-is not installed, and a line says so. MXNet is in an environment of its own, which tools/mxnet.py makes.
+Twelve layers of equal time, each with half as many bytes again as the one before, as the blocks of ResNet-50 nearly
+have: the first has 0.4 % of them, the last three 70 %. Their computation sleeps, by the clock of an accelerator that
+works while its host does something else (foretrain.lab.paced). Two hosts, which are network namespaces of this machine;
+communication takes as long as computation. Cases of a framework are interleaved in the same processes. Needs root; a
+framework is left out where it is not installed, and a line says so. MXNet is in an environment of its own, which
+tools/mxnet.py makes.
 
+alone           nothing is exchanged
 after           all gradients are exchanged after the backward pass, as an optimizer without overlap does
 fifo            each gradient as it comes, first in, first out, with the global barrier
 bytescheduler   partitions and priority, across the barrier; partition and credit from the simulated step
 tuned           the same, and both searched on during training, before it is measured
 prophet         blocks that the profile predicts, across the barrier
 
-T* is the optimum of the step that the job observed, on the network that it measured. "of linear" is the rate of a step
-that waits for no communication at all: 1 where N hosts train N times as fast as one.
+T* is the optimum of the fastest step alone, on the network at the best rate that a job measured; "forecast" is the
+simulator's, of that step on the network as this job measured it. "of linear" is the rate beside that of computation
+alone: 1 where N hosts train N times as fast as one.
 
---quick has the first three cases at one place, which are all that RESULT needs: four frameworks take 15 s to start.
---full has all cases, longer steps, other rates and four hosts. Where PyTorch is, its ranks also time sums of 1 MiB by
-our ring and by gloo, on the same links.
+--quick has one place and no search. --full has all cases, longer steps, other rates and four hosts. Where PyTorch is,
+its ranks also time sums of 1 MiB by our ring and by gloo, on the same links.
 """
 
 from __future__ import annotations
@@ -31,22 +35,23 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from measure import finish, options, spread
 
+if TYPE_CHECKING:
+    from foretrain.workload import Workload
+
 LAYERS = 12
-CASES = ("after", "fifo", "bytescheduler", "tuned", "prophet")
+GROWTH = 1.5
+"""Bytes of a layer over those of the layer before it."""
+CASES = ("alone", "after", "fifo", "bytescheduler", "prophet", "tuned")
+EXCHANGED = ("fifo", "bytescheduler", "prophet", "tuned")
 SEARCHED = 120
 """Steps of search, before anything is measured, where knobs are tuned."""
 PAPER = 2.96
 """ByteScheduler's largest gain over a vanilla framework (SOSP'19, §6: up to 196 %), MXNet on a parameter server."""
-WHY = {
-    "torch": "with all-reduce, and as much communication as computation, at most 2; and what hosts add",
-    "keras": "the same",
-    "jax": "the same; the observed step is longer than its sleeps: each of them is a callback, too",
-    "mxnet": "the same; the observed step is longer than its sleeps: each of them waits for the engine",
-}
+WHY = "with all-reduce, and as much communication as computation, no schedule more than halves a step"
 """Why a framework gains less than the paper's largest gain: that is of 16 GPUs whose servers are the bottleneck, over a
 baseline that pushes whole tensors before it pulls any."""
 PACKAGES = {"torch": "torch", "keras": "tensorflow", "jax": "jax", "mxnet": "mxnet"}
@@ -54,6 +59,8 @@ MXNET = Path(sys.prefix, "mxnet", "bin", "python")
 DROPPED = 1
 """Steps at the beginning of each block that are not samples: the case before has left the link and the caches."""
 OBSERVED = 3
+WAITED = 150e-6
+"""Seconds from which on the host has waited for a sum, and not only looked for it."""
 MIB = 1 << 20
 _WORK = "FORETRAIN_FRAMEWORKS_BENCHMARK"
 
@@ -71,24 +78,66 @@ class Setting:
 
     @property
     def sizes(self) -> list[int]:
-        """Elements of each layer: as many bytes as take as long as the computation; half of them in the last three."""
+        """Elements of each layer: in all as many bytes as take as long as the computation."""
         moved = 2 * (self.hosts - 1) / self.hosts
         total = self.compute * self.rate / 8 / moved / 4
-        front, back = total / 2 / (LAYERS - 3), total / 2 / 3
-        return [int(front)] * (LAYERS - 3) + [int(back)] * 3
+        shares = [GROWTH**k for k in range(LAYERS)]
+        return [int(total * share / sum(shares)) for share in shares]
 
-    @property
-    def forward(self) -> float:
-        """Seconds of a layer's forward pass; its backward pass takes twice as long."""
-        return self.compute / LAYERS / 3
+    def workload(self, stretch: float = 1.0) -> Workload:
+        """The step, whose computation takes ``stretch`` times as long; a backward pass is two forward passes."""
+        from foretrain.units import SECOND
+        from foretrain.workload import Gradient, Layer, Workload
+
+        unit = round(stretch * self.compute / LAYERS / 3 * SECOND)
+        layers = tuple(Layer(f"layer{k}", unit, 2 * unit) for k in range(LAYERS))
+        gradients = tuple(
+            Gradient(f"layer{k}.weight", 4 * size, k, 2 * unit * (LAYERS - k)) for k, size in enumerate(self.sizes)
+        )
+        return Workload("paced", 1, layers, gradients)
 
     def __str__(self) -> str:
         return f"{self.hosts} hosts, {self.rate / 1e9:g} Gb/s, {1e3 * self.compute:g} ms of computation"
 
 
-# In each rank: a case is a function that trains some steps and returns the moments at which they ended.
+# In each rank: a case is a function that trains some steps and returns the moments at which they ended, and what
+# exchanges its gradients, if it is one of `EXCHANGED`.
 
 Case = Callable[[int], list[float]]
+Cases = Iterator[tuple[str, Case, Any]]
+
+
+class Accelerator:
+    """What computes a rank's layers: forward, then backward, and again, called by any thread.
+
+    A wait for a sum delays what is computed next; other work of the host does not. See foretrain.lab.paced.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        from foretrain.comm.session import CommTask
+        from foretrain.lab.paced import AcceleratorClock
+
+        self.clock, self.workload = AcceleratorClock(), setting.workload()
+        self._computed, self._waited = 0, False
+        wait = CommTask.wait
+
+        def timed(task: CommTask) -> Any:
+            began = time.perf_counter()
+            found = wait(task)
+            self._waited |= time.perf_counter() - began > WAITED
+            return found
+
+        CommTask.wait = timed
+
+    def compute(self) -> None:
+        """Compute one pass of the layer that is due."""
+        place = self._computed % (2 * LAYERS)
+        self._computed += 1
+        if self._waited or not place:
+            self._waited = False
+            self.clock.sync()
+        layer = self.workload.layers[0]
+        self.clock.compute("forward", "", layer.forward if place < LAYERS else layer.backward)
 
 
 def scheduled(case: str) -> dict[str, Any]:
@@ -111,56 +160,41 @@ def sessions(stack: ExitStack) -> Callable[[str], Any]:
     return session
 
 
-def in_torch(setting: Setting, stack: ExitStack) -> Iterator[tuple[str, Case, Callable[[], float]]]:
+def in_torch(setting: Setting, stack: ExitStack) -> Cases:
     """Cases with PyTorch."""
     import torch
     import torch.distributed as dist
 
     import foretrain as ft
+    from foretrain.lab.training import PacedModel
+    from foretrain.plugins.torch import attached_model
 
     torch.set_num_threads(1)
-    # Wrapped, they import PyTorch's compiler, which takes half of a rank's start.
+    # These import PyTorch's compiler, which nothing uses here and takes half of a rank's start.
     for name in ("add_param_group", "zero_grad"):
         setattr(torch.optim.Optimizer, name, inspect.unwrap(getattr(torch.optim.Optimizer, name)))
+    attached_model.hide_from_compiler = lambda: None
     dist.init_process_group("gloo")
     stack.callback(dist.destroy_process_group)
 
-    class Paced(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any, weight: Any) -> Any:
-            time.sleep(setting.forward)
-            ctx.shape = weight.shape
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Any) -> Any:
-            time.sleep(2 * setting.forward)
-            return gradient, torch.full(ctx.shape, 1e-3)
-
-    class Layer(torch.nn.Module):
-        def __init__(self, size: int) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(size))
-
-        def forward(self, x: Any) -> Any:
-            return Paced.apply(x, self.weight)
-
+    accelerator = Accelerator(setting)
     for name in setting.cases:
-        model = torch.nn.Sequential(*map(Layer, setting.sizes))
+        model = PacedModel(accelerator.workload, accelerator.clock)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         job: Any = None
-        if name != "after":
+        if name in EXCHANGED:
             job = ft.attach(model, optimizer, warmup=OBSERVED, **scheduled(name))
             stack.callback(job.close)
 
         def train(
             count: int, name: str = name, model: Any = model, optimizer: Any = optimizer, job: Any = job
         ) -> list[float]:
-            ends, x = [], torch.zeros(1, requires_grad=True)
+            ends, x = [], torch.zeros(1)
             for _ in range(count):
                 model(x).sum().backward()
                 if name == "after":
                     for parameter in model.parameters():
+                        parameter.grad = parameter.grad.clone()  # all layers' are views of one constant
                         dist.all_reduce(parameter.grad)
                         parameter.grad /= setting.hosts
                 optimizer.step()
@@ -170,10 +204,10 @@ def in_torch(setting: Setting, stack: ExitStack) -> Iterator[tuple[str, Case, Ca
                 ends.append(time.perf_counter())
             return ends
 
-        yield name, train, lambda job=job: job.bound.time / 1e12 if job else 0.0
+        yield name, train, job
 
 
-def in_keras(setting: Setting, stack: ExitStack) -> Iterator[tuple[str, Case, Callable[[], float]]]:
+def in_keras(setting: Setting, stack: ExitStack) -> Cases:
     """Cases with Keras on TensorFlow, trained by ``model.fit``."""
     # Keras and TensorFlow import these where they find them, for what is not used here.
     sys.modules |= dict.fromkeys(("jax", "pandas", "sklearn"))  # pyright: ignore[reportArgumentType]
@@ -185,22 +219,22 @@ def in_keras(setting: Setting, stack: ExitStack) -> Iterator[tuple[str, Case, Ca
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(4)
-    session = sessions(stack)
+    session, accelerator = sessions(stack), Accelerator(setting)
 
-    def pause(seconds: float, x: Any) -> Any:
-        def slept(values: Any) -> Any:
-            time.sleep(seconds)
-            return values.copy()
+    def computed(values: Any) -> Any:
+        accelerator.compute()
+        return values.copy()
 
-        return tf.ensure_shape(tf.numpy_function(slept, [x], tf.float32, stateful=False), x.shape)
+    def compute(x: Any) -> Any:
+        return tf.ensure_shape(tf.numpy_function(computed, [x], tf.float32, stateful=False), x.shape)
 
     @tf.custom_gradient
     def paced(x: Any, weight: Any) -> Any:
         def gradient(dy: Any) -> Any:
-            slept = pause(2 * setting.forward, dy)
-            return slept, tf.fill(tf.shape(weight), 1e-3 + 0 * slept[0, 0])
+            dx = compute(dy)
+            return dx, tf.fill(tf.shape(weight), 1e-3 + 0 * dx[0, 0])
 
-        return pause(setting.forward, x) + 0 * weight[0], gradient
+        return compute(x) + 0 * weight[0], gradient
 
     class Layer(keras.layers.Layer):
         def __init__(self, size: int, **options: Any) -> None:
@@ -214,7 +248,11 @@ def in_keras(setting: Setting, stack: ExitStack) -> Iterator[tuple[str, Case, Ca
             return paced(x, tf.convert_to_tensor(self.weight))
 
     class After(keras.optimizers.SGD):
+        exchanges = True
+
         def exchange(self, *gradients: Any) -> Any:
+            if not self.exchanges:
+                return [each.copy() for each in gradients]
             self.plain.begin_step()
             for task, each in zip(self.tasks, gradients, strict=True):
                 task.ready(each.reshape(-1).copy())
@@ -229,28 +267,37 @@ def in_keras(setting: Setting, stack: ExitStack) -> Iterator[tuple[str, Case, Ca
             sums = [tf.ensure_shape(each, v.shape) for each, v in zip(sums, trainable_variables, strict=True)]
             super().apply(sums, trainable_variables)
 
+    after: Any = None
     for name in setting.cases:
-        own = None if name == "after" else session(name)
-        optimizer = After(0.1) if own is None else ft.keras.scheduled(keras.optimizers.SGD(0.1), own)
-        layers = [Layer(size, name=f"layer{k}") for k, size in enumerate(setting.sizes)]
-        model = keras.Sequential([keras.Input((1,)), *layers])
-        model.compile(optimizer, "mse", jit_compile=False)
-        if name in CASES[2:]:
+        own = session(name) if name in EXCHANGED else None
+        optimizer = after.optimizer if after else After(0.1)
+        if own is not None:
+            optimizer = ft.keras.scheduled(keras.optimizers.SGD(0.1), own)
+        if own is None and after is not None:
+            model = after
+        else:
+            layers = [Layer(size, name=f"layer{k}") for k, size in enumerate(setting.sizes)]
+            model = keras.Sequential([keras.Input((1,)), *layers])
+            model.compile(optimizer, "mse", jit_compile=False)
+        if own is None:
+            after = model
+        elif name != "fifo":
             ft.keras.attach(model)
         data = tf.data.Dataset.from_tensors((np.zeros((1, 1), np.float32),) * 2).repeat()
 
-        def train(count: int, model: Any = model, data: Any = data) -> list[float]:
+        def train(count: int, name: str = name, model: Any = model, data: Any = data) -> list[float]:
             ends: list[float] = []
             end = keras.callbacks.LambdaCallback(
                 on_train_batch_end=lambda batch, logs: ends.append(time.perf_counter())
             )
+            model.optimizer.exchanges = name != "alone"
             model.fit(data, steps_per_epoch=count, verbose=0, callbacks=[end])
             return ends
 
-        yield name, train, lambda own=own: own.bound.time / 1e12 if own else 0.0
+        yield name, train, own
 
 
-def in_jax(setting: Setting, stack: ExitStack) -> Iterator[tuple[str, Case, Callable[[], float]]]:
+def in_jax(setting: Setting, stack: ExitStack) -> Cases:
     """Cases with JAX, compiled."""
     import jax
     import jax.numpy as jnp
@@ -259,25 +306,25 @@ def in_jax(setting: Setting, stack: ExitStack) -> Iterator[tuple[str, Case, Call
 
     import foretrain as ft
 
-    session = sessions(stack)
+    session, accelerator = sessions(stack), Accelerator(setting)
 
-    def pause(seconds: float, x: Any) -> Any:
-        def slept(values: Any) -> Any:
-            time.sleep(seconds)
-            return np.array(values)
+    def computed(values: Any) -> Any:
+        accelerator.compute()
+        return np.array(values)
 
-        return jax.pure_callback(slept, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+    def compute(x: Any) -> Any:
+        return jax.pure_callback(computed, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
     @jax.custom_vjp
     def paced(x: Any, weight: Any) -> Any:
-        return pause(setting.forward, x) + 0 * weight[0]
+        return compute(x) + 0 * weight[0]
 
     def forward(x: Any, weight: Any) -> Any:
         return paced(x, weight), weight
 
     def backward(weight: Any, dy: Any) -> Any:
-        slept = pause(2 * setting.forward, dy)
-        return slept, jnp.full_like(weight, 1e-3) + 0 * slept[0]
+        dx = compute(dy)
+        return dx, jnp.full_like(weight, 1e-3) + 0 * dx[0]
 
     paced.defvjp(forward, backward)
     x = jnp.zeros(1)
@@ -293,15 +340,21 @@ def in_jax(setting: Setting, stack: ExitStack) -> Iterator[tuple[str, Case, Call
             x = paced(x, taps(name, x))
         return (x * x).sum()
 
+    optimizer = optax.sgd(0.1)
+    grads = jax.jit(jax.grad(loss))
+    update = jax.jit(lambda params, grads: jax.tree.map(lambda p, g: p - 0.1 * g, params, grads))
     for name in setting.cases:
-        own = session("fifo" if name == "after" else name)
-        optimizer = optax.sgd(0.1)
-        if name == "after":
-            grads = jax.jit(jax.grad(loss))
-            update = jax.jit(lambda params, grads: jax.tree.map(lambda p, g: p - 0.1 * g, params, grads))
+        own = None if name == "alone" else session("fifo" if name == "after" else name)
+        if own is None:
+
+            def step(state: Any) -> Any:
+                return update(state, jax.block_until_ready(grads(state, x)))
+
+            state: Any = params
+        elif name == "after":
             tasks = own.declare([(key, params[key].nbytes, "float32") for key in sorted(params)])
 
-            def step(state: Any, own: Any = own, grads: Any = grads, update: Any = update, tasks: Any = tasks) -> Any:
+            def step(state: Any, own: Any = own, tasks: Any = tasks) -> Any:
                 found = jax.block_until_ready(grads(state, x))
                 own.begin_step()
                 for task, key in zip(tasks, sorted(found), strict=True):
@@ -309,7 +362,7 @@ def in_jax(setting: Setting, stack: ExitStack) -> Iterator[tuple[str, Case, Call
                 means = {key: task.wait().copy() for task, key in zip(tasks, sorted(found), strict=True)}
                 return update(state, means)
 
-            state: Any = params
+            state = params
         elif name == "fifo":
             graded = ft.jax.scheduled_value_and_grad(loss, own)
 
@@ -336,10 +389,10 @@ def in_jax(setting: Setting, stack: ExitStack) -> Iterator[tuple[str, Case, Call
                 ends.append(time.perf_counter())
             return ends
 
-        yield name, train, lambda own=own: own.bound.time / 1e12
+        yield name, train, own
 
 
-def in_mxnet(setting: Setting, stack: ExitStack) -> Iterator[tuple[str, Case, Callable[[], float]]]:
+def in_mxnet(setting: Setting, stack: ExitStack) -> Cases:
     """Cases with MXNet's Gluon."""
     import mxnet as mx  # pyright: ignore[reportMissingImports]
     import numpy as np
@@ -347,15 +400,15 @@ def in_mxnet(setting: Setting, stack: ExitStack) -> Iterator[tuple[str, Case, Ca
 
     import foretrain as ft
 
-    session = sessions(stack)
+    session, accelerator = sessions(stack), Accelerator(setting)
 
     class Paced(mx.operator.CustomOp):
         def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
-            time.sleep(setting.forward)
+            accelerator.compute()
             self.assign(out_data[0], req[0], in_data[0])
 
         def backward(self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any) -> None:
-            time.sleep(2 * setting.forward)
+            accelerator.compute()
             self.assign(in_grad[0], req[0], out_grad[0])
             in_grad[1][:] = 1e-3
 
@@ -382,11 +435,11 @@ def in_mxnet(setting: Setting, stack: ExitStack) -> Iterator[tuple[str, Case, Ca
             return mx.nd.Custom(x, self.weight.data(), op_type="paced")
 
     for name in setting.cases:
-        own = session("fifo" if name == "after" else name)
+        own = None if name == "alone" else session("fifo" if name == "after" else name)
         net = gluon.nn.Sequential()
         net.add(*map(Layer, setting.sizes))
         net.initialize()
-        store = None if name == "after" else ft.mxnet.ScheduledKVS(mx.kv.create("local"), own)
+        store = None if name not in EXCHANGED else ft.mxnet.ScheduledKVS(mx.kv.create("local"), own)
         if store is not None and name != "fifo":
             store.attach(net)
         trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store)
@@ -417,11 +470,14 @@ def in_mxnet(setting: Setting, stack: ExitStack) -> Iterator[tuple[str, Case, Ca
                         task.ready(gradient)
                     for task, p in zip(tasks, parameters, strict=True):
                         p.grad()[:] = mx.nd.array(task.wait())
+                elif own is None:
+                    mx.nd.waitall()
                 trainer.step(1)
                 ends.append(time.perf_counter())
+            mx.nd.waitall()
             return ends
 
-        yield name, train, lambda own=own: own.bound.time / 1e12
+        yield name, train, own
 
 
 def sums(samples: int = 15) -> dict[str, list[float]]:
@@ -456,19 +512,25 @@ def sums(samples: int = 15) -> dict[str, list[float]]:
 
 
 def measure(framework: str, setting: Setting) -> None:
-    """Measure all cases of one framework; rank 0 prints the seconds of each step, and T*, as JSON."""
+    """Measure all cases of one framework; rank 0 prints the seconds of each step, and the schedules, as JSON."""
+    from foretrain.schedule import Spec
+
     runs = {"torch": in_torch, "keras": in_keras, "jax": in_jax, "mxnet": in_mxnet}
     with ExitStack() as stack:
         cases = list(runs[framework](setting, stack))
         seconds: dict[str, list[float]] = {name: [] for name, *_ in cases}
         for name, train, _ in cases:
-            train(OBSERVED + 1 + SEARCHED * (name == "tuned"))
+            train(1 + OBSERVED * (name in EXCHANGED) + SEARCHED * (name == "tuned"))
         for _ in range(setting.blocks):
             for name, train, _ in cases:
                 ends = train(DROPPED + setting.steps)
                 seconds[name] += [b - a for a, b in zip(ends[DROPPED - 1 :], ends[DROPPED:], strict=False)]
-        optima = {name: optimum() for name, _, optimum in cases}
-        found = {"seconds": seconds, "optimum": optima} | ({"sums": sums()} if framework == "torch" else {})
+        jobs = {
+            name: {"schedule": str(Spec(job.schedule.name, job.schedule.settings)), "cost": asdict(job.cost)}
+            for name, _, job in cases
+            if name in EXCHANGED
+        }
+        found = {"seconds": seconds, "jobs": jobs} | ({"sums": sums()} if framework == "torch" else {})
         if os.environ["RANK"] == "0":
             print(json.dumps(found), flush=True)
 
@@ -479,7 +541,7 @@ def measure(framework: str, setting: Setting) -> None:
 def settings(quick: bool) -> list[Setting]:
     """Where it is measured. Four hosts share this machine's cores, so that their links are slower."""
     if quick:
-        return [Setting(2, 1e9, 0.06, 2, 8, CASES[:3])]
+        return [Setting(2, 1e9, 0.05, 2, 8, CASES[:-1])]
     return [
         *(Setting(2, rate, 0.12, 4, 10) for rate in (1e9,)),
         *(Setting(2, rate, 0.12, 2, 10) for rate in (0.5e9, 2e9)),
@@ -512,14 +574,29 @@ def hosts(setting: Setting) -> Iterator[Callable[[str], dict[str, Any]]]:
 
 def table(setting: Setting, framework: str, found: dict[str, Any]) -> dict[str, float]:
     """Print what was found; return the ratios."""
+    from foretrain.planner.candidate_search import cluster_of
+    from foretrain.schedule import CostModel, Job, bound
+    from foretrain.simulation import simulate
+    from foretrain.units import SECOND
+
     took = {name: median(values) for name, values in found["seconds"].items()}
-    optimum = found["optimum"]["bytescheduler"]
+    # What else the machine does only adds to either.
+    workload = setting.workload(max(1.0, min(found["seconds"]["alone"]) / setting.compute))
+    costs = {name: CostModel(**job["cost"]) for name, job in found["jobs"].items()}
+    best = min(costs.values(), key=lambda cost: cost.per_byte)
+    optimum = bound(workload, Job.of(workload, best)).time / SECOND
     print(f"\n{framework}: {setting}; T* {1e3 * optimum:.1f} ms")
     for name, values in found["seconds"].items():
         shown = spread([1e3 * each for each in values])
         after, fifo = took["after"] / took[name], took["fifo"] / took[name]
         ratios = f"{after:5.2f} × after  {fifo:5.2f} × fifo  {took[name] / optimum:5.2f} × T*"
-        print(f"{name:14s} {shown:>26s} ms  {ratios}  {setting.compute / took[name]:5.2f} of linear")
+        told = ""
+        if name in found["jobs"]:
+            schedule = found["jobs"][name]["schedule"]
+            where = cluster_of(costs[name], setting.hosts)
+            told = simulate(workload, where, schedule, trace=False).iteration_time / SECOND
+            told = f"  forecast {1e3 * told:6.1f} ms ({told / took[name] - 1:+.0%})"
+        print(f"{name:14s} {shown:>26s} ms  {ratios}  {took['alone'] / took[name]:5.2f} of linear{told}")
     sys.stdout.flush()
     return {
         "vs_after": took["after"] / took["bytescheduler"],
@@ -555,7 +632,7 @@ def main() -> None:
                     values |= {f"{framework}_{key}": ratio for key, ratio in ratios.items()}
                     gain = ratios["vs_after"]
                     row = f"{framework:8s} {PAPER:6.2f} {gain:6.2f} {gain / PAPER:6.2f} {most:8.2f}"
-                    gains.append(f"{row}  {WHY[framework]}")
+                    gains.append(f"{row}  {WHY}")
                     if took := found.get("sums"):
                         values["ring_vs_gloo_1mib"] = median(took["gloo"]) / median(took["ring"])
     print("\nByteScheduler's largest gain over vanilla\n          paper   ours  ratio  at most  why not the paper's")

@@ -20,7 +20,8 @@ _CONGESTION = "import foretrain.comm.bounded.congestion"
 _NETWORK = (
     "from foretrain.simulation import simulate; from foretrain.workload import zoo;"
     "simulate(zoo('alexnet'), '4x1xV100@10Gbps,ps=2', 'p3', trace=False);"
-    "simulate(zoo('alexnet'), 'star:4@10Gbps', 'ddp', trace=False)"
+    "simulate(zoo('alexnet'), 'star:4@10Gbps', 'ddp', trace=False);"
+    "from foretrain.network.deployment_notation import deployment; deployment('dgx-h100:2')"
 )
 _PACKETS = (
     "from tests.network.packet.test_twins import both, random_case\n"
@@ -37,32 +38,34 @@ def main() -> None:
     def say(text: str) -> None:
         print(f"[{time.monotonic() - begin:4.0f} s] {text}", flush=True)
 
-    kernels = {
-        "collectives": _COLLECTIVES,
-        "congestion control": _CONGESTION,
-        "routing kernels": _ROUTING,
-        "float16 kernels": _FLOAT16,
-        "fluid network kernels": _NETWORK,
-        "packet network kernels": _PACKETS,
-    }
-    say("compiling the simulated device and the kernels of the simulators, once; this takes a few minutes")
-    with ThreadPoolExecutor(2) as pool:
-        jobs = [
-            pool.submit(_device, say),
-            pool.submit(_allocator, say),
-            *(pool.submit(_run, name, code, say) for name, code in kernels.items()),
-        ]
-    for job in jobs:
-        job.result()
+    def run(name: str, *arguments: str) -> Callable[[], None]:
+        def job() -> None:
+            subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+            say(f"{name}: compiled")
+
+        return job
+
+    # The later ones import what the first ones compile; the longest of each come first.
+    first = [
+        lambda: _device(say),
+        run("routing kernels", "-c", _ROUTING),
+        lambda: _allocator(say),
+        run("congestion control", "-c", _CONGESTION),
+        run("float16 kernels", "-c", _FLOAT16),
+        run("collectives", "-c", _COLLECTIVES),
+    ]
     # pytest compiles tests with their assertions taken apart: else each of its workers would, for ten seconds.
-    subprocess.run([sys.executable, "-m", "pytest", "--collect-only"], check=True, stdout=subprocess.DEVNULL)
-    say("tests: compiled")
+    then = [
+        run("fluid network kernels", "-c", _NETWORK),
+        run("packet network kernels", "-c", _PACKETS),
+        run("tests", "-m", "pytest", "--collect-only"),
+    ]
+    say("compiling the simulated device and the kernels of the simulators, once; this takes a minute or two")
+    with ThreadPoolExecutor(2) as pool:
+        for jobs in (first, then):
+            for done in [pool.submit(job) for job in jobs]:
+                done.result()
     say("everything is compiled")
-
-
-def _run(name: str, code: str, say: Callable[[str], None]) -> None:
-    subprocess.run([sys.executable, "-c", code], check=True)
-    say(f"{name}: compiled")
 
 
 def _device(say: Callable[[str], None]) -> None:

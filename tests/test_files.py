@@ -6,7 +6,7 @@ import pytest
 
 from foretrain import files
 from foretrain.errors import ConfigError
-from foretrain.files import write_atomically
+from foretrain.files import temporary_folder, write_atomically
 
 
 def test_text_and_bytes_arrive_whole(tmp_path):
@@ -73,3 +73,14 @@ def test_what_the_system_refuses_is_explained(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot be written \(Is a directory\)"):
         write_atomically(tmp_path, "x")
     assert list(Path(tmp_path).iterdir()) == []
+
+
+def test_a_temporary_folder_goes_with_its_block_and_one_left_by_a_killed_owner_with_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / "mine-left"
+    left.mkdir()
+    (tmp_path / "other").mkdir()
+    with temporary_folder("mine-") as first, temporary_folder("mine-") as second:
+        (first / "file").write_text("")
+        assert sorted(tmp_path.iterdir()) == sorted([first, second, tmp_path / "other"])
+    assert list(tmp_path.iterdir()) == [tmp_path / "other"]

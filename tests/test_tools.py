@@ -25,7 +25,7 @@ def matrix(environment: ModuleType) -> ModuleType:
 def test_downloads_are_told_with_the_largest_first(environment: ModuleType) -> None:
     files = {"torch 2.15.0": 539_136_850, "numpy 2.5": 16_000_000, "here 1": 0, "secret 2": None}
     told = environment.report(Path(".venv"), files).splitlines()
-    assert told[0] == ".venv: pip will download 555.1 MB in 2 files, unless it has them in its cache"
+    assert told[0] == ".venv: 555.1 MB in 2 files will be downloaded, unless they are in the cache"
     assert told[1].split() == ["539.1", "MB", "torch", "2.15.0"]
     assert told[-1].strip() == "of unknown size: secret 2"
     assert not any("CUDA" in line for line in told)
@@ -33,7 +33,7 @@ def test_downloads_are_told_with_the_largest_first(environment: ModuleType) -> N
 
 def test_gigabytes_are_told_with_the_remedy(environment: ModuleType) -> None:
     assert "whl/cpu" in environment.report(Path(".venv"), {"torch": 3_000_000_000})
-    assert "download 3.0 GB" in environment.report(Path(".venv"), {"torch": 3_000_000_000})
+    assert "3.0 GB in 1 files" in environment.report(Path(".venv"), {"torch": 3_000_000_000})
 
 
 def test_file_on_this_machine_is_no_download(environment: ModuleType) -> None:
@@ -44,6 +44,25 @@ def test_file_on_this_machine_is_no_download(environment: ModuleType) -> None:
 def test_packages_of_this_python_are_found_by_its_torch(environment: ModuleType) -> None:
     torch = pytest.importorskip("torch")
     assert environment.packages_with_torch()[0] == str(Path(torch.__file__).parents[1])
+
+
+def test_uv_is_told_the_settings_of_pip_or_not_asked(environment: ModuleType) -> None:
+    told = "\n".join(
+        (
+            ":env:.find-links='/opt/wheels'",
+            "global.extra-index-url='file:///a file:///b'",
+            "global.find-links='/elsewhere'",
+            "global.cert='/etc/ca.crt'",
+            "download.no-binary=':all:'",
+        )
+    )
+    arguments, variables = environment.as_uv(told)
+    assert arguments == [
+        *("--extra-index-url", "file:///a", "--extra-index-url", "file:///b"),
+        *("--find-links", "/opt/wheels"),
+    ]
+    assert variables == {"SSL_CERT_FILE": "/etc/ca.crt"}
+    assert environment.as_uv("install.no-binary=':all:'") is None
 
 
 @pytest.mark.process

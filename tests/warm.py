@@ -16,12 +16,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from foretrain.parent_death import end_with_parent
 from tests.processes import descendants, stack_of
 
 _IMPORTED = (
@@ -30,38 +31,73 @@ _IMPORTED = (
     *("foretrain.network.deployment_notation", "foretrain.network.routing.kernels", "foretrain.live.device.rank"),
     *("foretrain.live.device.fork_server", "tests.live.forked", "tests.examples.torchrun", "torch.distributed.run"),
     *("foretrain.launch.command", "foretrain.launch.ddp_patch", "tests.launch.forked", "foretrain.report.simulation"),
+    *("foretrain.lab.training", "foretrain.lab.servers", "foretrain.plugins.torch.attached", "foretrain.doctor"),
 )
 _ROOT = Path(__file__).parents[1]
-_ENVIRONMENT = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-"""What has to be there before an interpreter starts, as `foretrain.live.rank_processes` sees to for zygotes; and no
-line that a test looks for is broken."""
+_ENVIRONMENT = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+"""Not that of a test. What has to be there before an interpreter starts, as `foretrain.live.rank_processes` sees to for
+zygotes; and no line that a test looks for is broken."""
 
 Function = Callable[[Sequence[str]], None]
 
 
-def run(
-    function: Function, arguments: Sequence[str], folder: Path | None = None, timeout: float = 300
-) -> subprocess.CompletedProcess[str]:
-    """How ``function(arguments)``, of a module, ended that ran in ``folder``, for ``timeout`` seconds at most.
+class Started:
+    """A function under way in a process of its own.
 
-    Where it hangs, it is ended, and the error has the stacks of all its processes.
+    Attributes:
+        pid: of the process.
+        out: file of its standard output.
+        err: file of its standard error.
     """
+
+    def __init__(self, function: Function, arguments: Sequence[str], folder: Path, scratch: Path) -> None:
+        self.out, self.err = scratch / "out", scratch / "err"
+        for file in (self.out, self.err):
+            file.touch()
+        self._arguments, self._channel, self._status = arguments, _server(), None
+        self._channel.send((function, [*arguments], folder, {**os.environ}, (self.out, self.err)))
+        self.pid: int = self._channel.recv()
+
+    def ended(self, timeout: float = 0) -> bool:
+        """Wait for its end, for ``timeout`` seconds at most."""
+        if self._status is None and self._channel.poll(timeout):
+            self._status = self._channel.recv()
+        return self._status is not None
+
+    def finished(self, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+        """How it ended; where it hangs, it is ended, and the error has the stacks of all its processes."""
+        if not self.ended(timeout):
+            stacks = [stack_of(each) for each in (self.pid, *descendants(self.pid))]
+            self.end()
+            told = f"{self._arguments} has not ended after {timeout} s"
+            raise AssertionError("\n\n".join([told, self.out.read_text(), self.err.read_text(), *stacks]))
+        return subprocess.CompletedProcess([*self._arguments], self._status, self.out.read_text(), self.err.read_text())
+
+    def end(self) -> None:
+        if not self.ended():
+            os.kill(self.pid, signal.SIGTERM)
+        if not self.ended(30):
+            os.kill(self.pid, signal.SIGKILL)
+            self.ended(300)
+
+
+@contextmanager
+def started(function: Function, arguments: Sequence[str], folder: Path | None = None) -> Iterator[Started]:
+    """``function(arguments)``, of a module, under way in ``folder``; it ends with the block."""
     with tempfile.TemporaryDirectory() as scratch:
-        out, err = Path(scratch, "out"), Path(scratch, "err")
-        channel = _server()
-        channel.send((function, [*arguments], folder or Path.cwd(), {**os.environ}, (out, err)))
-        pid = channel.recv()
-        stacks = []
-        if late := not channel.poll(timeout):
-            stacks = [stack_of(each) for each in (pid, *descendants(pid))]
-            os.kill(pid, signal.SIGTERM)
-            if not channel.poll(30):
-                os.kill(pid, signal.SIGKILL)
-        status = channel.recv()
-        if late:
-            told = f"{arguments} has not ended after {timeout} s"
-            raise AssertionError("\n\n".join([told, out.read_text(), err.read_text(), *stacks]))
-        return subprocess.CompletedProcess([*arguments], status, out.read_text(), err.read_text())
+        process = Started(function, arguments, folder or Path.cwd(), Path(scratch))
+        try:
+            yield process
+        finally:
+            process.end()
+
+
+def run(
+    function: Function, arguments: Sequence[str], folder: Path | None = None, timeout: float = 600
+) -> subprocess.CompletedProcess[str]:
+    """How ``function(arguments)`` ended."""
+    with started(function, arguments, folder) as process:
+        return process.finished(timeout)
 
 
 @cache
@@ -71,7 +107,7 @@ def _server() -> Connection:
     process = subprocess.Popen(
         [sys.executable, "-c", f"from tests.warm import serve; serve({theirs.fileno()})"],
         pass_fds=[theirs.fileno()],
-        env={**os.environ, **_ENVIRONMENT, "PYTHONPATH": path},
+        env={**_ENVIRONMENT, "PYTHONPATH": path},
     )
     theirs.close()
     channel = Connection(ours.detach())
@@ -86,6 +122,7 @@ def _server() -> Connection:
 
 def serve(descriptor: int) -> None:
     """The server's body, until its parent closes the channel, and that of all it forks, which end as scripts do."""
+    end_with_parent()  # which may be killed while a function runs
     channel = Connection(descriptor)
     for name in _IMPORTED:
         with suppress(ImportError):
@@ -102,12 +139,14 @@ def serve(descriptor: int) -> None:
             break
         channel.send(pid)
         channel.send(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    end_with_parent()
     channel.close()
     for number, path in enumerate(files, 1):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, number)
         os.close(file)
     os.chdir(folder)
+    tempfile.tempdir = None  # it is read from the environment
     os.environ.clear()
     os.environ.update({**environment, "COLUMNS": _ENVIRONMENT["COLUMNS"]})
     function(arguments)

@@ -72,9 +72,9 @@ def main() -> None:
     given = parser.parse_args()
     options = shlex.split(given.pip_args)
     pairs = [pair(text, given.folder) for text in given.pairs]
-    ready = [(one, python) for one in pairs if (python := prepared(one, options))]
-    for one, python in [] if given.sizes else ready:
-        test(one, python, options, given.workers)
+    ready = [(one, *found) for one in pairs if (found := prepared(one, options))]
+    for one, python, plan in [] if given.sizes else ready:
+        test(one, python, plan, given.workers)
     width = max(len(one.name) for one in pairs)
     print("\n" + "\n".join(f"{one.name:{width}}  {'; '.join(one.found)}" for one in pairs))
     passed = sum(not one.failed for one in pairs)
@@ -90,7 +90,7 @@ def pair(text: str, folder: Path) -> Pair:
     return Pair(torch, python, folder / f"torch{torch}-py{python}")
 
 
-def prepared(one: Pair, options: Sequence[str]) -> Path | None:
+def prepared(one: Pair, options: Sequence[str]) -> tuple[Path, environment.Plan] | None:
     """Make the environment, empty, and say what is to be downloaded; None if that cannot be had here."""
     found = interpreter(one.python)
     if found is None:
@@ -98,13 +98,14 @@ def prepared(one: Pair, options: Sequence[str]) -> Path | None:
         return None
     try:
         python = environment.create(one.folder, found)
-        print(environment.report(one.folder, environment.downloads(python, one.wanted, options)), flush=True)
+        plan = environment.planned(python, one.wanted, options)
+        print(environment.report(one.folder, plan.files), flush=True)
     except SystemExit as error:
         # Two lines of what pip asked for, e.g. a constraint of this machine, stand before a conflict's name.
         lines = [line.strip() for line in str(error).splitlines() if line.startswith(("ERROR", "    The user"))]
         one.note(f"cannot be installed: {'; '.join(lines) or error}", failed=True)
         return None
-    return python
+    return python, plan
 
 
 def interpreter(version: str) -> str | None:
@@ -117,9 +118,9 @@ def interpreter(version: str) -> str | None:
     return next((str(path) for path in sorted(kept, reverse=True)), None)
 
 
-def test(one: Pair, python: Path, options: Sequence[str], workers: int) -> None:
+def test(one: Pair, python: Path, plan: environment.Plan, workers: int) -> None:
     """Install, compile, run the smoke tests and every example."""
-    environment.install(python, one.wanted, options)
+    plan.install()
     told = run(python, "-c", "import torch; print(torch.__version__)")
     one.note(f"torch {told.stdout.strip()}", failed=bool(told.returncode))
     run(python, "-m", "tests.prebuild", shown=True)

@@ -22,7 +22,8 @@ import torch
 import torch.distributed as dist
 
 import foretrain as ft
-from foretrain.lab.paced import AcceleratorClock, PacedModel, scaled
+from foretrain.lab.paced import AcceleratorClock, scaled
+from foretrain.lab.training import PacedModel
 from foretrain.schedule import Job
 from foretrain.schedule.monitor import Arrivals, Monitor
 from foretrain.workload import zoo

@@ -24,7 +24,8 @@ import torch
 import torch.distributed as dist
 
 import foretrain as ft
-from foretrain.lab.paced import AcceleratorClock, PacedModel, scaled
+from foretrain.lab.paced import AcceleratorClock, scaled
+from foretrain.lab.training import PacedModel
 from foretrain.planner.search import Space
 from foretrain.schedule import Spec, spec
 from foretrain.workload import zoo

@@ -1,12 +1,15 @@
-"""Read a file, and write one so that a reader finds the old text or the new one, and never half of it."""
+"""Read a file, write one so that a reader finds the old text or the new one, and temporary folders."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -78,6 +81,34 @@ def json_alone_on_stdout(*, quiet: bool = False) -> Iterator[None]:
         os.dup2(_stdout, 1)
         os.close(_stdout)
         _stdout = 1
+
+
+@contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """Yield a new folder, removed at the end; remove before it those of this ``prefix`` whose owners were killed."""
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with suppress(OSError), _locked(left):
+            shutil.rmtree(left, ignore_errors=True)
+    made = Path(tempfile.mkdtemp(prefix=f".{prefix}"))
+    with ExitStack() as lock:
+        with suppress(OSError):  # a file system without locks, where nobody can remove what is left
+            lock.enter_context(_locked(made))
+        folder = made.rename(made.with_name(made.name[1:]))  # locked before others find it
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which the system releases however its owner ends; OSError if another holds it."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _replace(target: Path, pieces: Iterable[bytes | memoryview]) -> None:

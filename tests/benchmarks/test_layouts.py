@@ -31,7 +31,6 @@ def run(command: str, ranks: int) -> list[float]:
 @pytest.mark.parametrize(
     ("model", "ranks", "layout"),
     [
-        (GPT, 2, "8 --tp 2"),
         (GPT, 2, "8 --tp 2 --sequence-parallel --overlap-tensor --attention flash"),
         (GPT, 2, "8 --tp 2 --sequence-parallel --pieces 2"),
         (GPT, 2, "8 --pp 2 --recompute full"),

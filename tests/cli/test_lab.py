@@ -26,9 +26,7 @@ def test_from_up_to_down(name, capsys):
     assert f"foretrain lab exec --name {name} 0 -- COMMAND" in built.stdout
 
     main(["lab", "rate", "100Mbps", "--host", "2", "--name", name])
-    capsys.readouterr()
-    main(["lab", "status", "--json", "--name", name])
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(lab("status", "--json", "-", "--name", name).stdout)
     assert found["name"] == name
     assert [host["rate"] for host in found["hosts"]] == [62.5e6, 62.5e6, 12.5e6]
     assert found["background"] is None

@@ -1,14 +1,21 @@
-"""Every command: its help, a mistyped option, JSON alone on stdout, silence, no colours, completion."""
+"""Every command: its help, a mistyped option, no arguments, JSON alone on stdout, silence, no colours, a full disk."""
 
 import json
+import os
+import pty
 import re
+import subprocess
+import sys
 
 import pytest
 
-from foretrain.cli import main
+from foretrain.cli import accuracy, lab, main, topology
 from tests.processes import foretrain
 
 HERE = ("alexnet", "--cluster", "4 workers @ 1Gbps")
+GROUPS = {"lab": lab, "topology": topology, "accuracy": accuracy}
+COMPLETE = {"catalog", "doctor", "explore", "completion", "calibrate"}
+"""Commands that need no argument."""
 
 
 def commands(capsys) -> list[str]:
@@ -16,20 +23,42 @@ def commands(capsys) -> list[str]:
     return re.findall(r"^  ([a-z-]+) ", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_every_command_has_help_and_answers_a_mistyped_option(capsys):
+def refused(arguments: list[str], capsys) -> str:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    return capsys.readouterr().err
+
+
+def test_every_command_has_help_and_answers_what_is_mistyped_or_missing(capsys):
     names = commands(capsys)
     assert {"compare", "plan", "what-if", "explore", "completion"} <= set(names)
-    for name in names:
+    leaves = [
+        [name, *rest]
+        for name in names
+        for rest in ([[one] for one in GROUPS[name].COMMANDS] if name in GROUPS else [[]])
+    ]
+    for words in [*([name] for name in GROUPS), *leaves]:
         with pytest.raises(SystemExit, match="0"):
-            main([name, "--help"])
+            main([*words, "--help"])
         shown = capsys.readouterr().out
-        assert f"foretrain {name}" in shown
-        assert "--help" in shown
-        if name in ("lab", "topology"):
-            continue
-        with pytest.raises(SystemExit, match="2"):
-            main([name, "--no-such-option"])
-        assert capsys.readouterr().err
+        assert f"foretrain {' '.join(words)}" in shown
+        for ugly in ("{None}", "PATH", " STR", "(default: None)"):
+            assert ugly not in shown, words
+        if words in leaves:
+            told = refused([*words, "--no-such-option"], capsys)
+            assert "no-such-option" in told or "issing" in told, words
+    for name in set(names) - COMPLETE:
+        assert refused([name], capsys).strip(), name
+    assert "did you mean 'compare'" in refused(["comparee"], capsys)
+
+
+RECORD = """
+import torch
+
+def setup():
+    model = torch.nn.Linear(2, 2)
+    return model, (lambda: model(torch.ones(1, 2)).sum().backward()), 1
+"""
 
 
 @pytest.mark.process
@@ -41,11 +70,15 @@ def test_every_command_has_help_and_answers_a_mistyped_option(capsys):
         (("compare", *HERE, "--schedules", "ddp", "--no-tune"), "runs"),
         (("what-if", *HERE, "--changes", "rate=2Gbps"), "cases"),
         (("topology", "show", "star:2@1Gbps"), "counts"),
+        (("topology", "list"), "fabrics"),
+        (("schedule", *HERE), "script"),
+        (("record", "step.py:setup", "--iterations", "2"), "layers"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else value,
 )
-def test_json_stands_alone_on_stdout(arguments, key):
-    assert key in json.loads(foretrain(*arguments, "--json", "-").stdout)
+def test_json_stands_alone_on_stdout(arguments, key, tmp_path):
+    (tmp_path / "step.py").write_text(RECORD)
+    assert key in json.loads(foretrain(*arguments, "--json", "-", cwd=tmp_path).stdout)
 
 
 @pytest.mark.process
@@ -55,8 +88,47 @@ def test_quiet_prints_nothing_but_json():
 
 
 @pytest.mark.process
-def test_without_a_terminal_nothing_is_coloured():
-    assert "\x1b" not in foretrain("catalog").stdout
+def test_without_a_terminal_no_line_is_cut_and_nothing_is_coloured():
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
+    command = [sys.executable, "-m", "foretrain", "compare", *HERE, "--schedules", "ddp,p3", "--no-tune"]
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert "\x1b" not in shown
+    assert max(map(len, shown.splitlines())) > 120
+    (advice,) = (line for line in shown.splitlines() if "orth it" in line)
+    assert shown.splitlines()[-1] == advice or "if you keep DDP" in shown
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("wish", ["", "1"])
+def test_no_color_is_honoured_in_a_terminal(wish):
+    """Colours are codes 30 to 37, 90 to 97 and 38; bold is none."""
+    leader, follower = pty.openpty()
+    environment = os.environ | {"NO_COLOR": wish, "TERM": "xterm-256color", "COLUMNS": "100"}
+    command = [sys.executable, "-m", "foretrain", "help", "compare"]
+    with subprocess.Popen(command, env=environment, stdin=follower, stdout=follower, stderr=follower) as process:
+        os.close(follower)
+        shown = b""
+        try:
+            while piece := os.read(leader, 1 << 16):
+                shown += piece
+        except OSError:
+            pass  # Linux ends the last read of a terminal so
+        finally:
+            os.close(leader)
+    assert process.returncode == 0
+    assert b"WORKLOAD" in shown
+    assert bool(re.search(rb"\x1b\[(?:\d+;)*(?:3\d|9[0-7])[;m]", shown)) == (not wish)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("arguments", [(), ("-V",), ("catalog",), ("catalog", "--json", "-"), ("help", "run")])
+def test_a_full_disk_gives_one_line_and_status_1(arguments):
+    command = [sys.executable, "-m", "foretrain", *arguments]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "foretrain: nothing more can be written: No space left on device"
+    assert "Traceback" not in done.stderr
 
 
 def test_completion_knows_every_command_and_its_options(capsys):

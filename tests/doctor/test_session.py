@@ -48,11 +48,11 @@ def test_every_two_of_three_hosts_are_measured():
 def test_a_host_that_is_not_there_is_named_and_the_others_are_measured():
     places = addresses(3)
     with ThreadPoolExecutor(2) as pool:
-        first, last = (start(pool, rank, places, timeout=2.0) for rank in (0, 2))
+        first, last = (start(pool, rank, places, timeout=5.0) for rank in (0, 2))
         found = first.result()
         last.result()
     (text,) = found.failures
-    assert text.startswith(f"host {places[1][0]}:29600 did not answer within 2 s; is foretrain doctor running")
+    assert text.startswith(f"host {places[1][0]}:29600 did not answer within 5 s; is foretrain doctor running")
     assert [pair.hosts for pair in found.pairs] == [(0, 2)]
 
 
@@ -65,7 +65,7 @@ def test_without_rank_0_the_others_end_with_its_name():
 def test_who_has_another_secret_is_refused():
     places = addresses(2)
     with ThreadPoolExecutor(2) as pool:
-        first, stranger = start(pool, 0, places, timeout=2.0), start(pool, 1, places, bytes(32), timeout=2.0)
+        first, stranger = start(pool, 0, places, timeout=5.0), start(pool, 1, places, bytes(32), timeout=5.0)
         with pytest.raises(LinkError, match="it has another secret"):
             stranger.result()
         found = first.result()

@@ -94,7 +94,10 @@ def test_a_finished_simulation_is_a_tab(done, tmp_path):
     assert model == "resnet50"
     shown = json.loads(results(source))["simulation"]
     assert "9.00 ms" in shown["title"]
-    assert set(shown["figures"]) == {"step account", "memory at its peak", "critical path"}
+    names = {"step account", "memory at its peak", "memory over the last step", "critical path"}
+    assert set(shown["figures"]) == names
+    (line,) = shown["figures"]["memory over the last step"]["data"]
+    assert (line["x"], line["y"]) == ([0, 4, 9], [3, 20, 3])
     assert set(RESULTS) >= set(source.results)
 
 

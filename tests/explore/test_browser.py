@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 import foretrain as ft
-from foretrain.explore import Explorer, Opened, Question
+from foretrain.explore import Explorer, Opened, Question, opened
+from foretrain.report.findings import SimulationFindings, numbers
 from foretrain.units import format_time
 from tests.browser import chromium, console, findings, overflow, resize
+from tests.report.conftest import simulated
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -121,6 +124,63 @@ def test_a_keyboard_is_enough(page):
     shown(page, f"rate={rate}", "curves")
     assert page.find_element("id", "panel-curves").is_displayed()
     assert page.current_url.endswith("#curves")
+
+
+def test_the_network_shows_its_loads(page):
+    page.find_element("id", "tab-network").click()
+    shown(page, "fabric=star", "network")
+    text = page.find_element("id", "network-text")
+    assert "100% used" in text.text
+    enter_fabric = "const one = document.getElementById('fabric'); one.value = 'torus';"
+    page.execute_script(enter_fabric + "one.dispatchEvent(new Event('change', {bubbles: true}))")
+    shown(page, "fabric=torus", "network")
+    assert "torus" in text.text
+    assert page.current_url.endswith("#network")
+    drawn = "const c = document.querySelector('#fabric-figure canvas'); return c.getContext('2d')"
+    assert page.execute_script(drawn + ".getImageData(0, 0, c.width, c.height).data.some(value => value)")
+    enter(page, "hosts", "7")
+    shown(page, "hosts=7")
+    wait(page, "document.getElementById('network-text').textContent.includes('rectangle')")
+    assert console_without_refusals(page) == []
+
+
+def console_without_refusals(browser) -> list[str]:
+    """Return the console's errors but for the answers of status 400, which the page explains."""
+    return [one for one in console(browser) if "400" not in one]
+
+
+def test_perfetto_gets_the_trace_in_one_click(page):
+    script = """window.got = [];
+      window.open = place => { const frame = document.createElement('iframe'); document.body.append(frame);
+        const there = frame.contentWindow;
+        there.postMessage = message => { if (message === 'PING') window.dispatchEvent(
+            new MessageEvent('message', {data: 'PONG', source: there}));
+          else window.got.push([place, message.perfetto.title, new TextDecoder().decode(message.perfetto.buffer)]); };
+        return there; };"""
+    page.execute_script(script)
+    page.find_element("id", "perfetto").click()
+    wait(page, "window.got.length")
+    ((place, title, text),) = page.execute_script("return window.got")
+    assert place == "https://ui.perfetto.dev"
+    assert "alexnet" in title
+    processes = {event["args"]["name"] for event in json.loads(text)["traceEvents"] if event["name"] == "process_name"}
+    assert {name.partition(":")[0] for name in processes} == {"ddp", "prophet"}
+
+
+def test_a_finished_simulation_shows_memory_over_time(browser, tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(numbers(SimulationFindings(simulated()))))
+    with Explorer(opened(str(path))[0], FIRST) as found:
+        browser.get(found.url)
+        shown(browser, "rate=7.0")
+        panel = browser.find_element("id", "panel-simulation")
+        assert panel.is_displayed()
+        assert not browser.find_element("id", "scenario").is_displayed()
+        assert "memory over the last step" in panel.text
+        inked = """return [...document.querySelectorAll('#panel-simulation canvas')].map(c =>
+          c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(value => value))"""
+        assert browser.execute_script(inked) == [True] * 4
+        assert console(browser) == []
 
 
 def test_a_wrong_value_is_explained_and_the_next_one_answered(page):

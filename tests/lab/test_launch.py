@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from foretrain.errors import ConfigError
 from foretrain.lab import Lab, LabError, LaunchError, labs, launch, network
 from foretrain.lab.launch import environment_of
 from tests.processes import started
+from tests.waiting import until
 
 # The package's attribute of this name is the function.
 MODULE = importlib.import_module("foretrain.lab.launch")
@@ -246,10 +246,7 @@ def test_ranks_die_with_a_killed_launcher(name):
     process, pids = launched(name)
     process.kill()
     process.communicate(timeout=300)
-    deadline = time.monotonic() + 300
-    while any(map(lives, pids[:2])):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not any(map(lives, pids[:2])))
     # What ranks had started is shown by its host and can be ended; and a lab that stood is no obstacle.
     assert {p.pid for host in Lab.find(name).status().hosts for p in host.processes} == set(pids[2:])
     assert Lab.up(name, 2).down(kill=True) == ()

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from foretrain.errors import ConfigError
-from foretrain.lab.paced import AcceleratorClock, PacedModel, scaled, stretches
+from foretrain.lab.paced import AcceleratorClock, scaled, stretches
+from foretrain.lab.training import PacedModel
 from foretrain.units import MICROSECOND, MILLISECOND
 from foretrain.workload import Gradient, Layer, Workload, zoo
 from tests.scenario import layered, random_workload

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from foretrain.lab import Lab
 from foretrain.lab.compare import on, plan_of
+from tests.lab.forked import launching
 
 SCRIPT = Path(__file__).with_name("traced.py")
 RATE = 25_000_000
@@ -31,7 +32,7 @@ def traced(lab, plan, runs):
     on(lab, plan)(
         [sys.executable, str(SCRIPT), json.dumps(runs)],
         environment={},
-        timeout=120,
+        timeout=600,
         on_line=lambda rank, line: lines.append(json.loads(line)) if line.startswith("{") else None,
     )
     begins = [place for place, line in enumerate(lines) if "urgency" in line]
@@ -82,7 +83,7 @@ def test_less_urgent_bytes_in_flight_fit_the_longest_interval(name):
         for seed, (model, size) in enumerate(models.items())
     ]
     with Lab.up(name, 2 + plan.dedicated, rate) as lab:
-        found = traced(lab, plan, runs)
+        found = launching(lambda: traced(lab, plan, runs))
     assert len(found) == len(runs)
     for run, (told, steps) in zip(runs, found, strict=True):
         assert len(steps) >= STEPS

@@ -1,10 +1,10 @@
 """A parameter server in the lab: what is measured over it, and that no server outlives its job."""
 
+import contextlib
 import dataclasses
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,8 @@ from foretrain.lab.servers import serving
 from foretrain.network import Cluster
 from foretrain.report.lab import render, verdict
 from foretrain.units import MICROSECOND, MILLISECOND
+from tests.lab.forked import launching
+from tests.waiting import until
 
 RATE = 125e6
 
@@ -102,9 +104,13 @@ def test_schedules_are_measured_on_a_lab(name, servers, schedules, names):
     buckets = (1 << 20,) if servers is None else None
     one = experiment("alexnet", **place, **short, schedules=schedules, buckets=buckets, traced=servers != "colocated")
     plan = dataclasses.replace(plan_of([one], **place), calibration=0.1)
-    seen: list[LabProgress] = []
+
+    def measured():
+        seen: list[LabProgress] = []
+        return conduct(plan, on(lab, plan), seen.append), seen
+
     with Lab.up(name, 2 + plan.dedicated, "1Gbps") as lab:
-        (result,) = conduct(plan, on(lab, plan), seen.append)
+        (result,), seen = launching(measured)
         assert network.processes(name) == ()
     assert (seen[-1].what, seen[-1].done) == ("done", seen[-1].total)
     assert [one.case.name for one in result.measured] == names
@@ -159,7 +165,7 @@ def test_a_server_that_is_killed_is_named(lab):
     # As a worker that misses it would end.
     code = "[ $RANK = 0 ] || exit 0; kill -KILL ${FORETRAIN_LAB_SERVERS#*,}; exit 3"
     with pytest.raises(LabError, match=rf"the server on ft-{lab.name}-h1 has ended with -9"):
-        on(lab, plan)(["sh", "-c", code], environment={}, timeout=60, on_line=lambda rank, line: None)
+        on(lab, plan)(["sh", "-c", code], environment={}, timeout=300, on_line=lambda rank, line: None)
     assert network.processes(lab.name) == ()
 
 
@@ -167,6 +173,12 @@ def test_a_server_that_cannot_start_is_quoted(lab):
     with pytest.raises(LabError, match=r"has ended with 2\n.*is no number of workers"), serving(lab, [0], workers=0):
         pass
     assert network.processes(lab.name) == ()
+
+
+def command_of(pid):
+    with contextlib.suppress(OSError):  # it has ended
+        return Path(f"/proc/{pid}/cmdline").read_bytes()  # nothing of one that has, and is not waited for
+    return b""
 
 
 SCRIPT = """
@@ -190,8 +202,5 @@ def test_servers_end_with_the_process_that_started_them(name, number):
     assert len(pids) == 2
     process.send_signal(number)
     process.communicate(timeout=300)
-    deadline = time.monotonic() + 300
-    while any(Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not any(map(command_of, pids)))
     assert (name in labs()) == (number == signal.SIGKILL)

@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tests import warm
 from tests.plugins.torch.ranks import QUIET
+from tests.waiting import until
 
 
 def foretrain_run(
@@ -23,6 +25,15 @@ def foretrain_run(
     ``imported`` are modules that take the script long to import: the launcher does, and forks the ranks.
     """
     return warm.run(_launch, [",".join(imported), *map(str, words)], folder, timeout)
+
+
+@contextmanager
+def running(*words: object, folder: Path) -> Iterator[warm.Started]:
+    """Such a command under way, once both ranks have written files of their numbers into ``folder``."""
+    with warm.started(_launch, ["", *map(str, words)], folder) as command:
+        until(lambda: command.ended() or all((folder / rank).exists() for rank in "01"))
+        assert not command.ended(), command.finished()
+        yield command
 
 
 def _launch(told: Sequence[str]) -> None:

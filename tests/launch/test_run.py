@@ -5,22 +5,17 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.examples.torchrun import forked
-from tests.launch.forked import foretrain_run
-from tests.plugins.torch.ranks import QUIET
-from tests.processes import finished, started
+from tests.launch.forked import foretrain_run, running
+from tests.processes import finished
+from tests.waiting import until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "07_train.py"
-ENVIRONMENT = {**os.environ, **QUIET}
 
 TRAIN = """
 import argparse, hashlib, os, sys
@@ -74,7 +69,7 @@ if os.environ["RANK"] == "1":
         time.sleep(0.01)
     sys.exit(7)
 Path("written").touch()
-time.sleep(100)
+time.sleep(600)
 """
 
 ENDLESS = """
@@ -107,19 +102,19 @@ def folder(tmp_path):
     return with_scripts(tmp_path)
 
 
-def ours(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """How it ended; it has left no temporary file but a cache of PyTorch's."""
-    command = [sys.executable, "-m", "foretrain", "run", "--nproc", "2", *words]
-    with tempfile.TemporaryDirectory() as scratch:
-        environment = ENVIRONMENT | {"TMPDIR": scratch}
-        ended = finished(command, cwd=folder, env=environment, timeout=600)
-        assert not [name for name in os.listdir(scratch) if not name.startswith("torchinductor_")]
-    return ended
+@pytest.fixture
+def temporary(tmp_path_factory, monkeypatch):
+    """A folder for temporary files, in which nothing may be left but a cache of PyTorch's."""
+    scratch = tmp_path_factory.mktemp("temporary")
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    yield
+    assert not [name for name in os.listdir(scratch) if not name.startswith("torchinductor_")]
 
 
+@pytest.mark.usefixtures("temporary")
 def test_an_unmodified_script_trains_to_the_same_bits(folder):
     theirs = forked("train.py", "--steps", "8", folder=folder)
-    taken = ours(folder, "--schedule", "p3", "--", "train.py", "--steps", "8")
+    taken = foretrain_run("--schedule", "p3", "--", "train.py", "--steps", "8", folder=folder)
     assert taken.returncode == 0, taken.stderr
 
     assert theirs.stdout.startswith("__main__ ['train.py', '--steps', '8'] True ")
@@ -140,28 +135,21 @@ def test_the_example(folder):
     assert re.search(r"foretrain: Sequential under bytescheduler.*: 24 steps", taken.stderr)
 
 
+@pytest.mark.usefixtures("temporary")
 def test_the_exit_status_is_the_scripts_and_a_script_without_a_model_runs_as_it_is(folder):
-    ended = ours(folder, "-m", "--", "failing", "--", "-x")
+    command = [sys.executable, "-m", "foretrain", "run", "--nproc", "2", "-m", "--", "failing", "--", "-x"]
+    ended = finished(command, cwd=folder, timeout=600)
     assert ended.returncode == 7
     assert ended.stdout == "__main__ ['--', '-x']\n" * 2
     assert "rank 1" in ended.stderr
     assert "ended with 7 first" in ended.stderr
 
 
-def test_no_process_outlives_the_command_that_is_interrupted(folder, tmp_path):
-    command = [sys.executable, "-m", "foretrain", "run", "--nproc", "2", "--", "endless.py", str(tmp_path)]
-    with started(command, cwd=folder, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True) as launcher:
-        waits(lambda: launcher.poll() is not None or all((tmp_path / rank).exists() for rank in "01"))
-        pids = [int((tmp_path / rank).read_text()) for rank in "01"]
-        launcher.send_signal(signal.SIGINT)
-        _, said = launcher.communicate(timeout=300)
-    assert launcher.returncode == 130
-    assert "foretrain: ended by SIGINT" in said
-    waits(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
-
-
-def waits(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+def test_no_process_outlives_the_command_that_is_interrupted(folder):
+    with running("--", "endless.py", folder, folder=folder) as command:
+        pids = [int((folder / rank).read_text()) for rank in "01"]
+        os.kill(command.pid, signal.SIGINT)
+        ended = command.finished()
+    assert ended.returncode == 130
+    assert "foretrain: ended by SIGINT" in ended.stderr
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))

@@ -12,17 +12,18 @@ from pathlib import Path
 import pytest
 
 from tests.examples.torchrun import forked
-from tests.launch.forked import foretrain_run
-from tests.launch.test_run import ENVIRONMENT, TRAIN, with_scripts
-from tests.launch.test_run import waits as until
-from tests.processes import started
+from tests.launch.forked import foretrain_run, running
+from tests.launch.test_run import TRAIN, with_scripts
+from tests.plugins.torch.ranks import QUIET
+from tests.processes import descendants, started
+from tests.waiting import until
 
 
 def foretrain(*words: str) -> list[str]:
     return [sys.executable, "-m", "foretrain", *words]
 
 
-def running(folder: Path, word: str = "") -> dict[int, str]:
+def running_in(folder: Path, word: str = "") -> dict[int, str]:
     """Command lines with ``word``, by id, of processes that were started in ``folder``."""
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
@@ -36,7 +37,7 @@ def running(folder: Path, word: str = "") -> dict[int, str]:
 
 def serving(folder: Path) -> set[int]:
     """Ids of the servers among them."""
-    return set(running(folder, "foretrain server"))
+    return set(running_in(folder, "foretrain server"))
 
 
 @pytest.fixture
@@ -67,44 +68,49 @@ def test_a_script_of_one_model_trains_over_servers(folder, options, same, clips)
     assert not same or taken.stdout == forked("train.py", "--steps", "8", folder=folder).stdout
     assert "Sequential under p3" in taken.stderr
     assert "rejected" not in taken.stderr
-    assert not running(folder)
+    assert not running_in(folder)
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.smoke_case("15")
-def test_no_process_outlives_the_command(folder, end):
+@pytest.mark.smoke
+def test_no_process_outlives_the_command(folder):
     command = foretrain("run", "--nproc", "2", "--servers", "1", "--", "endless.py", str(folder))
-    with started(command, cwd=folder, env=ENVIRONMENT, stderr=subprocess.DEVNULL) as process:
+    environment = {**os.environ, **QUIET}
+    with started(command, cwd=folder, env=environment, stderr=subprocess.DEVNULL) as process:
         until(lambda: all((folder / rank).exists() for rank in "01"))
         assert len(serving(folder)) == 1
-        process.send_signal(end)
+        process.send_signal(signal.SIGTERM)
         process.wait(300)
-    until(lambda: not running(folder))
+    until(lambda: not running_in(folder))
+
+
+def test_no_process_outlives_the_command_that_is_killed(folder):
+    with running("--servers", 1, "--", "endless.py", folder, folder=folder) as command:
+        pids = {command.pid, *descendants(command.pid)}
+        assert len(pids) == 4
+        os.kill(command.pid, signal.SIGKILL)
+        assert command.finished().returncode == -signal.SIGKILL
+    until(lambda: not pids & running_in(folder).keys())
 
 
 def test_a_server_that_dies_is_started_again_and_not_for_ever(folder):
-    command = foretrain("run", "--nproc", "2", "--servers", "2", "--server-restarts", "1", "--", "endless.py")
-    said = folder / "said"
-    with (
-        open(said, "w") as errors,
-        started([*command, str(folder)], cwd=folder, env=ENVIRONMENT, stderr=errors) as process,
-    ):
-        until(lambda: all((folder / rank).exists() for rank in "01"))
+    options = ("--servers", 2, "--server-restarts", 1)
+    with running(*options, "--", "endless.py", folder, folder=folder) as command:
         first = serving(folder)
         assert len(first) == 2
         os.kill(min(first), signal.SIGKILL)
         until(lambda: len(serving(folder) - {min(first)}) == 2)
         address = r"at 127\.0\.0\.1:\d+ was killed by SIGKILL"
-        assert re.search(rf"foretrain: server \d {address}; it is started again \(1 of 1 times\)\n", said.read_text())
+        told = rf"foretrain: server \d {address}; it is started again \(1 of 1 times\)\n"
+        until(lambda: re.search(told, command.err.read_text()))
         # The ranks go on: in the next round they need it.
-        until(lambda: "all push again" in said.read_text())
-        assert process.poll() is None
+        until(lambda: "all push again" in command.err.read_text())
+        assert not command.ended()
         os.kill(max(serving(folder)), signal.SIGKILL)
-        assert process.wait(300) == 2
-    last = said.read_text()
-    assert re.search(rf"foretrain: server \d {address}, and --server-restarts 1 allows no more\n", last)
-    assert "PeerLost" not in last
-    until(lambda: not running(folder))
+        ended = command.finished()
+    assert ended.returncode == 2
+    assert re.search(rf"foretrain: server \d {address}, and --server-restarts 1 allows no more\n", ended.stderr)
+    assert "PeerLost" not in ended.stderr
+    until(lambda: not running_in(folder))
 
 
 def test_servers_of_their_own(folder, monkeypatch):

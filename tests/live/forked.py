@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -59,6 +61,21 @@ def simulate(arguments: Sequence[str]) -> None:
     main()
 
 
+def simulate_for_a_reader(arguments: Sequence[str]) -> None:
+    """The command; who reads what it prints is gone after as many lines as the first of ``arguments`` says."""
+    reader, writer = os.pipe()
+    os.dup2(writer, 1)
+    os.close(writer)
+
+    def read() -> None:
+        with open(reader, "rb") as lines:
+            for _ in range(int(arguments[0])):
+                lines.readline()
+
+    threading.Thread(target=read, daemon=True).start()
+    simulate(arguments[1:])
+
+
 def _fork_fork_servers() -> None:
     from foretrain.live import rank_processes
 
@@ -85,6 +102,7 @@ def _live(descriptor: int, kept: Sequence[int], environment: Mapping[str, str]) 
     status = 1
     try:
         os.setsid()
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as an interpreter begins
         (low,) = kept
         os.closerange(3, low)
         os.closerange(low + 1, 1 << 16)

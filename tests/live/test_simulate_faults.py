@@ -2,16 +2,19 @@
 
 import os
 import signal
-import subprocess
-import time
-import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
 from foretrain.cli import main
+from tests import warm
+from tests.live import forked
 from tests.live.command import command, simulate
+from tests.processes import descendants
+from tests.waiting import until
 
 CLUSTER = "dgx-h100:1,ranks=0-1"
 
@@ -46,7 +49,7 @@ CLUSTER = "dgx-h100:1,ranks=0-1"
             ["rank 0 has asked its GPU for a day", "rank 0 waits in all_reduce #3", "for rank 1, which has ended"],
         ),
         ("mismatch", 2, ["rank 0 calls broadcast", "rank 1 calls all_reduce", "stood at"]),
-        ("memory", 1, ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 200.00 GiB"]),
+        ("memory", 1, ["torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 200.00 GiB", "as well"]),
         (
             "needs data",
             1,
@@ -59,10 +62,10 @@ CLUSTER = "dgx-h100:1,ranks=0-1"
 @pytest.mark.smoke_case("raise on one-1-words0")
 def test_fault_is_told_in_the_scripts_own_words(fault: str, status: int, words: list[str]) -> None:
     # What all ranks do alike needs one of them.
-    live = "auto" if fault in ("raise", "memory", "needs data", "waits for a note", "waits for a value") else "all"
+    live = "auto" if fault in ("raise", "needs data", "waits for a note", "waits for a value") else "all"
     ended = simulate(CLUSTER, "fault.py", fault, options=("--live", live), status=status)
     assert [text for text in words if text not in ended.err] == []
-    assert ended.err.count("Traceback") <= 1
+    assert ended.err.count("Traceback") <= 1  # also of ranks that fail alike
     assert "src/foretrain" not in ended.err
     assert ended.numbers == {}
 
@@ -103,136 +106,113 @@ def test_wrong_options_are_refused(
     assert words in capsys.readouterr().err
 
 
-def test_missing_script_compiler_and_release_are_named(tmp_path: Path) -> None:
+def test_missing_script_compiler_and_release_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     absent = simulate("H100", "absent.py", status=2).err
     assert "'absent.py' is no file" in absent
     assert "Simulated GPUs" not in absent  # nothing was simulated
-    bare = {"XDG_CACHE_HOME": str(tmp_path), "PATH": str(tmp_path)}
-    told = simulate("H100", "stepless.py", environment=bare, status=2).err
-    assert "needs a C++ compiler, but neither g++" in told
+    with monkeypatch.context() as bare:
+        bare.setenv("XDG_CACHE_HOME", str(tmp_path))
+        bare.setenv("PATH", str(tmp_path))
+        assert "needs a C++ compiler, but neither g++" in simulate("H100", "stepless.py", status=2).err
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("__version__ = '2.12.1'")
     wrong = simulate("H100", "stepless.py", environment={"PYTHONPATH": str(tmp_path)}, status=2).err
     assert "was tested with torch 2.13 to 2.15; torch 2.12.1 is installed, and lacks torch._C" in wrong
 
 
-def _started(process: Path) -> int:
-    """When a process was started, in clock ticks: pids begin anew when the largest is reached."""
-    return int((process / "stat").read_text().rpartition(")")[2].split()[19])
-
-
 class Running:
-    """A command under way, whose processes are known by a mark in their environment."""
+    """A simulation by two live ranks under way, and all processes of it that were ever seen."""
 
-    def __init__(self, scratch: Path, *script: str, **environment: str) -> None:
-        self.scratch = scratch
-        self._mark = f"FORETRAIN_TEST={uuid.uuid4()}".encode()
-        name, _, value = self._mark.decode().partition("=")
-        self.process = subprocess.Popen(
-            command(CLUSTER, *script, options=("--live", "all")),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {name: value, "TMPDIR": str(scratch)} | environment,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
+    def __init__(self, command: warm.Started, scratch: Path) -> None:
+        self.command, self._scratch, self._mark = command, scratch, f"TMPDIR={scratch}".encode()
+        self._seen: dict[int, int] = {}
 
     def pids(self) -> list[int]:
-        """All that live, oldest first."""
-        found = []
-        for folder in Path("/proc").iterdir():
-            try:
-                if folder.name.isdigit() and self._mark in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append((_started(folder), int(folder.name)))
-            except OSError:
-                continue
-        return [pid for _, pid in sorted(found)]
+        """All that live, oldest first; those that were forked are known by their parents, others by their TMPDIR."""
+        found = {self.command.pid, *descendants(self.command.pid)}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if self._mark in (folder / "environ").read_bytes().split(b"\0"):
+                    found.add(int(folder.name))
+        for pid in found:
+            self._seen.setdefault(pid, _began(pid))
+        alive = [(began, pid) for pid, began in self._seen.items() if began and _began(pid) == began]
+        return [pid for _, pid in sorted(alive)]
 
-    def wait_for(self, condition: Callable[[], bool]) -> None:
-        until = time.monotonic() + 300
-        while not condition():
-            assert time.monotonic() < until, "it does not come about"
-            time.sleep(0.02)
-
-    def read(self, line: str, times: int) -> None:
+    def printed(self, line: str, times: int) -> None:
         """Wait until the ranks have printed ``line`` so many times."""
-        assert self.process.stdout
-        assert [self.process.stdout.readline() for _ in range(times)] == [line] * times
+        until(lambda: self.command.out.read_text() == line * times)
 
-    def check_nothing_is_left(self) -> str:
-        _, told = self.process.communicate(timeout=300)
-        self.wait_for(lambda: not self.pids())
-        assert list(self.scratch.glob("foretrain-*")) == []
-        return told
+    def check_nothing_is_left(self) -> CompletedProcess[str]:
+        ended = self.command.finished()
+        until(lambda: not self.pids())
+        assert list(self._scratch.glob("foretrain-*")) == []
+        return ended
+
+
+def _began(pid: int) -> int:
+    """When a process was started, in clock ticks: pids begin anew when the largest is reached; 0 if it has ended."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return 0
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[Callable[..., Running]]:
-    """Starts commands, which end with the test whatever happens."""
-    started: list[Running] = []
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Running]]:
+    """Starts a simulation, which ends with the test whatever happens."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with ExitStack() as stack:
 
-    def start(*script: str, **environment: str) -> Running:
-        started.append(Running(tmp_path, *script, **environment))
-        return started[-1]
+        def start(fault: str, read: int = 0) -> Running:
+            words = command(CLUSTER, "fault.py", fault, options=("--live", "all"))[4:]
+            run, told = (forked.simulate_for_a_reader, [str(read), *words]) if read else (forked.simulate, words)
+            return Running(stack.enter_context(warm.started(run, told)), tmp_path)
 
-    yield start
-    for one in started:
-        for pid in one.pids():
-            os.kill(pid, signal.SIGKILL)
-        one.process.communicate()
+        yield start
 
 
 @pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(
-    ("moment", "victim", "number", "words"),
+    ("victim", "number", "status", "words"),
     [
-        ("computes", "command", signal.SIGINT, "interrupted"),
-        ("computes", "command", signal.SIGKILL, ""),
-        (
-            "computes",
-            "fork_server",
-            signal.SIGKILL,
-            "that starts the simulated ranks was killed by SIGKILL",
-        ),
-        ("computes", "rank", signal.SIGKILL, "was killed by SIGKILL"),
-        ("starts", "command", signal.SIGTERM, ""),
-        ("compiles", "command", signal.SIGKILL, ""),
+        ("command", signal.SIGINT, 130, "interrupted"),
+        ("command", signal.SIGKILL, -9, ""),
+        ("fork_server", signal.SIGKILL, 2, "that starts the simulated ranks was killed by SIGKILL"),
+        ("rank", signal.SIGKILL, 137, "was killed by SIGKILL"),
     ],
 )
 def test_nothing_outlives_a_process_that_is_killed(
-    running: Callable[..., Running], tmp_path: Path, moment: str, victim: str, number: int, words: str
+    start: Callable[..., Running], victim: str, number: int, status: int, words: str
 ) -> None:
-    if moment == "compiles":
-        one = running("stepless.py", XDG_CACHE_HOME=str(tmp_path / "cache"))
-        one.wait_for(lambda: len(one.pids()) > 3)
-    else:
-        one = running("fault.py", "computes")
-        one.wait_for(lambda: len(one.pids()) > 1)
-    if moment == "computes":
-        one.read("computes\n", 2)
-        assert len(one.pids()) == 4
+    one = start("computes")
+    one.printed("computes\n", 2)
     place = {"command": 0, "fork_server": 1, "rank": 3}[victim]
+    assert len(one.pids()) == 4
     os.kill(one.pids()[place], number)
-    assert words in one.check_nothing_is_left()
-    assert one.process.returncode
-    expected = {"command": 128 + number if number == signal.SIGINT else -number, "fork_server": 2, "rank": 128 + number}
-    assert moment != "computes" or one.process.returncode == expected[victim]
+    ended = one.check_nothing_is_left()
+    assert words in ended.stderr
+    assert ended.returncode == status
 
 
 @pytest.mark.usefixtures("device")
-@pytest.mark.parametrize(("fault", "line", "times"), [("prints", "and again\n", 1), ("computes", "computes\n", 2)])
-def test_a_command_whose_reader_is_gone_ends_quietly(
-    running: Callable[..., Running], fault: str, line: str, times: int
+@pytest.mark.parametrize(("cold", "number", "least"), [(False, signal.SIGTERM, 2), (True, signal.SIGKILL, 4)])
+def test_nothing_outlives_a_command_that_is_killed_before_ranks_run_or_while_it_compiles(
+    start: Callable[..., Running],
+    cold: bool,
+    number: int,
+    least: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    one = running("fault.py", fault)
-    one.read(line, times)
-    assert one.process.stdout
-    one.process.stdout.close()
-    one.process.stdout = None
-    assert "Traceback" not in one.check_nothing_is_left()
+    if cold:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    one = start("computes")
+    until(lambda: len(one.pids()) >= least)
+    os.kill(one.command.pid, number)
+    assert one.check_nothing_is_left().returncode in (-number, 128 + number)
 
 
-def test_ranks_that_fail_alike_say_it_once() -> None:
-    ended = simulate(CLUSTER, "fault.py", "memory", options=("--live", "all"), status=1)
-    assert ended.err.count("Tried to allocate 200.00 GiB") == 1
-    assert ended.err.count("as well") == 1
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize(("fault", "lines"), [("prints", 1), ("computes", 2)])
+def test_a_command_whose_reader_is_gone_ends_quietly(start: Callable[..., Running], fault: str, lines: int) -> None:
+    assert "Traceback" not in start(fault, read=lines).check_nothing_is_left().stderr

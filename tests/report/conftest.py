@@ -53,6 +53,7 @@ def _training(rank):
         yield rank.ask(STREAM)
     breakdown = {"parameters": 3 << 30, "gradients": 0, "activations": 17 << 30}
     memory = {"allocated": 20 << 30, "reserved": 21 << 30, "retries": 0, "breakdown": breakdown}
+    memory["timeline"] = [[0, 3 << 30], [4 * MILLISECOND, 20 << 30], [9 * MILLISECOND, 3 << 30]]
     rank.note(MEMORY, payload=json.dumps(memory).encode())
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union, get_args
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from foretrain.cli.progress import percent_bar
 from foretrain.device import Precision
@@ -25,6 +28,44 @@ if TYPE_CHECKING:
     from foretrain.network import Place
     from foretrain.network.fidelity import Fidelity
     from foretrain.workload import Workload
+
+
+JsonFile: TypeAlias = Annotated[Path | None, tyro.conf.arg(metavar="FILE|-")]
+"""Where ``--json`` writes; - is stdout."""
+WorkloadName: TypeAlias = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WORKLOAD")]
+ClusterName: TypeAlias = Annotated[str, tyro.conf.arg(metavar="CLUSTER")]
+
+ARGUMENT_TYPES = ConstructorRegistry()
+"""How help names what an argument is: TEXT, N, NUMBER, FILE; one that may be left out as one that may not."""
+_METAVARS: dict[object, str] = {str: "TEXT", int: "N", float: "NUMBER", Path: "FILE"}
+
+
+@ARGUMENT_TYPES.primitive_rule
+def _plain(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    kind: Any = info.type
+    if kind not in _METAVARS:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=_METAVARS[kind],
+        instance_from_str=lambda words: kind(words[0]),
+        is_instance=lambda value: isinstance(value, (int, float) if kind is float else kind),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+@ARGUMENT_TYPES.primitive_rule
+def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    kinds = tuple(kind for kind in get_args(info.type) if kind is not types.NoneType)
+    if types.NoneType not in get_args(info.type) or not kinds:
+        return None
+    kind: Any = Union[kinds]  # noqa: UP007, of a tuple
+    made: Any = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kind, info.markers))
+    return dataclasses.replace(
+        made,
+        is_instance=lambda value: value is None or made.is_instance(value),
+        str_from_instance=lambda value: ["none"] if value is None else made.str_from_instance(value),
+    )
 
 
 PREPARING = "preparing the network (on first use its simulator is compiled, which takes some 10 s)"
@@ -44,8 +85,8 @@ class WorkloadOnCluster:
         throughput: samples/s that one GPU reaches alone, if measured; models of the zoo only.
     """
 
-    workload: Annotated[str, tyro.conf.Positional]
-    cluster: str
+    workload: WorkloadName
+    cluster: ClusterName
     batch: int | None = None
     precision: Precision | None = None
     throughput: float | None = None
@@ -168,8 +209,7 @@ class FidelityOptions:
     Attributes:
         network: model of the network: ideal, without contention; fluid, in which flows share links; packet, with
             every packet; or auto: packet if that takes no longer than --budget, else fluid.
-        transport: transport protocol of packets, e.g. newreno, pias or "dctcp(payload=4096B)"; by default
-            "dctcp(least_timeout=1ms)".
+        transport: of packets, e.g. newreno, pias or "dctcp(payload=4096B)"; "dctcp(least_timeout=1ms)" if not given.
         queues: queues of switches, for packets, e.g. limit=300kB,mark=100kB; by default they suit the transport:
             DCTCP's mark packets and drop none.
         losses: packet loss of links: of all, e.g. 0.1%, or of the link between two nodes, e.g. leaf0:spine1=1%; 1%x8
@@ -239,6 +279,12 @@ def with_fidelity(place: Place, largest: int, fidelity: FidelityOptions, *, show
         with percent_bar("packets") as progress:
             made.measure(largest, progress)
     return made
+
+
+def widen_piped_output() -> None:
+    """Let rich print whole lines where stdout is no terminal: it would cut them at 80. Scripts must not see this."""
+    if not sys.stdout.isatty():
+        os.environ.setdefault("COLUMNS", "4000")
 
 
 def command_line() -> str:

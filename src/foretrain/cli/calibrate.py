@@ -7,11 +7,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Literal
 
-from foretrain.cli.arguments import check_writable
+from foretrain.cli.arguments import JsonFile, check_writable
 from foretrain.cli.progress import bars
 from foretrain.errors import ConfigError
+from foretrain.files import write_json
 
 if TYPE_CHECKING:
     import torch
@@ -28,6 +30,7 @@ def calibrate(
     out: Path | None = None,
     merge: Path | None = None,
     quick: bool = False,
+    json: JsonFile = None,
     threads: int = 1,
     processes: int = 1,
 ) -> None:
@@ -43,6 +46,7 @@ def calibrate(
         out: the file to write; by default the file of --merge, or calibration.json.
         merge: add to the measurements of this file; new measurements replace old ones.
         quick: a small grid and fewer repetitions; takes some seconds.
+        json: write what was measured in numbers: how many operators, their spread, those that failed.
         threads: CPU threads of one operator.
         processes: processes that compute at once while the CPU is measured, as the ranks of one machine do.
     """
@@ -50,7 +54,7 @@ def calibrate(
     from foretrain.operator_benchmark.calibrating import calibrated, check_mergeable
 
     out = out or merge or Path("calibration.json")
-    check_writable(out=out)
+    check_writable(out=out, json=json)
     for name, value in (("threads", threads), ("processes", processes)):
         if value < 1:
             raise ConfigError(name, value, "is below 1", "write e.g. 1")
@@ -64,6 +68,8 @@ def calibrate(
         found = calibrated(place, asked, before, quick=quick, processes=processes, file=operators, told=report)
     calibration.dump(found.calibration, out)
     _print_summary(found.calibration, found.failed, before)
+    if json:
+        write_json(json, _numbers(found.calibration, found.failed, out))
     sys.stderr.write(f"wrote {out}\n")
 
 
@@ -105,10 +111,24 @@ def _progress() -> Iterator[Told]:
         yield report
 
 
-def _print_summary(found: Calibration, failed: tuple[tuple[object, str], ...], before: Calibration | None) -> None:
-    from statistics import median
+def _spreads(found: Calibration) -> list[float]:
+    return [one.spread for one in (*found.measured, *found.calls)]
 
-    spreads = [one.spread for one in (*found.measured, *found.calls)]
+
+def _numbers(found: Calibration, failed: tuple[tuple[object, str], ...], out: Path) -> dict[str, object]:
+    spreads = _spreads(found)
+    return {
+        "device": found.device,
+        "stack": found.stack,
+        "operators": len(spreads),
+        "spread_median": median(spreads) if spreads else None,
+        "failed": [{"operator": str(call), "reason": reason} for call, reason in failed],
+        "file": str(out),
+    }
+
+
+def _print_summary(found: Calibration, failed: tuple[tuple[object, str], ...], before: Calibration | None) -> None:
+    spreads = _spreads(found)
     summary = f"{len(spreads)} operators of {found.device} ({found.stack})"
     if spreads:
         summary += f", repetitions spread by {100 * median(spreads):.1f} % (median)"

@@ -12,6 +12,7 @@ import tyro
 from foretrain.cli.arguments import (
     DEFAULT_FIDELITY,
     FidelityOptions,
+    JsonFile,
     WorkloadOnCluster,
     check_writable,
     command_line,
@@ -33,15 +34,15 @@ def compare(
     points: int = 9,
     html: Path | None = None,
     trace: Path | None = None,
-    json: Path | None = None,
+    json: JsonFile = None,
     fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = DEFAULT_FIDELITY,
 ) -> None:
     """Compare schedules on one workload: time, speed-up, distance to the optimum, and whether a schedule pays.
 
     Args:
         scenario: the workload and the cluster.
-        schedules: policies, e.g. ddp "bytescheduler(partition=1MB)"; auto, the planner's choice; or a plan file. By
-            default all policies.
+        schedules: policies, e.g. ddp "bytescheduler(partition=1MB)"; auto, the planner's choice; or a plan file. All
+            policies if none is named.
         tune: search the best values of each schedule's free knobs.
         sweep: repeat over a range, e.g. rate=1Gbps:100Gbps; also latency, overhead, workers.
         points: number of points of the sweep.
@@ -80,7 +81,7 @@ def compare(
     )
 
 
-def bound(scenario: tyro.conf.OmitArgPrefixes[WorkloadOnCluster], *, json: Path | None = None) -> None:
+def bound(scenario: tyro.conf.OmitArgPrefixes[WorkloadOnCluster], *, json: JsonFile = None) -> None:
     """Print the optimum T*, which no schedule can beat, and what it consists of.
 
     Args:
@@ -119,6 +120,7 @@ def schedule(
     out: Path | None = None,
     run: Path | None = None,
     barrier: bool = False,
+    json: JsonFile = None,
     fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = DEFAULT_FIDELITY,
 ) -> None:
     """Print one step of a schedule in steady state, chunk by chunk, or run one that was edited.
@@ -129,16 +131,15 @@ def schedule(
         out: a file to write instead of standard output.
         run: validate and simulate the schedule in this file instead.
         barrier: with --run, let the next iteration wait for the last gradient.
+        json: write the numbers and the schedule's text, times in seconds.
         fidelity: fidelity of the network of a topology.
     """
-    import sys
-
     from foretrain.planner import requested_schedule, resolved
     from foretrain.schedule.script import Written
     from foretrain.simulation import simulate
     from foretrain.units import format_time
 
-    check_writable(out=out)
+    check_writable(out=out, json=json)
     workload, place = scenario.read()
     place = with_fidelity(place, workload.size, fidelity)
     if run:
@@ -146,6 +147,8 @@ def schedule(
         found = simulate(workload, place, Written(text, barrier, name=run.name), trace=False)
         time = format_time(found.iteration_time)
         sys.stdout.write(f"{run}: {time} an iteration, {found.gap:.1%} above the optimum\n")
+        if json:
+            write_json(json, found.to_dict() | {"script": text})
         return
     found = simulate(workload, place, resolved(requested_schedule(schedule), workload, place), trace=False)
     text = f"# {found.schedule} for {workload.name} on {place}\n{found.script()}"
@@ -153,9 +156,11 @@ def schedule(
         write_atomically(out, text)
     else:
         sys.stdout.write(text)
+    if json:
+        write_json(json, found.to_dict() | {"script": text})
 
 
-def catalog(*, json: Path | None = None) -> None:
+def catalog(*, json: JsonFile = None) -> None:
     """List the models, GPUs, clusters and schedules known by name.
 
     Args:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from foretrain.cli.arguments import check_writable, write_outputs
+from foretrain.cli.arguments import JsonFile, check_writable, write_outputs
 from foretrain.errors import ConfigError
 from foretrain.files import write_json
 from foretrain.units import SECOND, format_rate, format_time, parse_time
@@ -29,7 +29,7 @@ def doctor(
     hosts: str | None = None,
     secret_file: Path | None = None,
     timeout: str = "20s",
-    json: Path | None = None,
+    json: JsonFile = None,
 ) -> None:
     """Examine this host, or all hosts of a job and the network between them, and say what to mend.
 

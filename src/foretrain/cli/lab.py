@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from foretrain.cli.arguments import check_writable, command_line, split, write_outputs
+from foretrain.cli.arguments import JsonFile, check_writable, command_line, split, write_outputs
 from foretrain.cli.progress import bars
 from foretrain.files import write_json
 
@@ -121,24 +121,20 @@ def execute(
     os.execve(arguments[0], arguments, environment)
 
 
-def status(*, name: str = "lab", json: bool = False) -> None:
+def status(*, name: str = "lab", json: JsonFile = None) -> None:
     """Show hosts, rates, traffic and processes, as the kernel reports them now.
 
     Args:
         name: name of the lab.
-        json: print JSON; rates in bytes per second, the queue in seconds, traffic in bytes.
+        json: write the numbers; rates in bytes per second, the queue in seconds, traffic in bytes.
     """
     from rich.console import Console
 
     from foretrain.lab import Lab
 
     found = Lab.find(name).status()
-    if json:
-        import msgspec
-
-        _print(msgspec.json.format(msgspec.json.encode(_plain(found)), indent=2).decode())
-        return
     console = Console(highlight=False, markup=False)
+    write_outputs(console, (json, lambda path: write_json(path, _plain(found))))
     console.print(_table(found))
     for host in found.hosts:
         for process in host.processes:
@@ -267,7 +263,7 @@ def compare(
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     html: Path | None = None,
     trace: Path | None = None,
-    json: Path | None = None,
+    json: JsonFile = None,
 ) -> None:
     """Train for real under every schedule; compare with DDP at its best, the optimum and the forecast.
 

@@ -20,6 +20,7 @@ from tyro.extras import SubcommandApp
 
 from foretrain import __version__
 from foretrain.cli import accuracy, lab, topology
+from foretrain.cli.arguments import ARGUMENT_TYPES, widen_piped_output
 from foretrain.cli.calibrate import calibrate
 from foretrain.cli.compare import bound, catalog, compare, explore, schedule
 from foretrain.cli.completion import completion
@@ -47,8 +48,9 @@ _GROUPS: Mapping[str, tuple[Callable[..., None] | tuple[str, ModuleType], ...]] 
 }
 """Commands as the overview shows them; one with commands of its own is a name and a module."""
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
-_PIPED = "200"
-"""Columns where stdout is no terminal."""
+_HELP_WIDTH = "100"
+"""Columns of help where stdout is no terminal."""
+_RUN_SCRIPTS = ("run", "simulate", "search")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -60,18 +62,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
-    if arguments in (["--version"], ["-V"]):
-        sys.stdout.write(f"foretrain {__version__}\n")
-        return
-    if arguments in ([], ["-h"], ["--help"]):
-        sys.stdout.write(_overview())
-        return
     try:
+        if arguments in (["--version"], ["-V"]):
+            sys.stdout.write(f"foretrain {__version__}\n")
+            sys.stdout.flush()
+            return
+        if arguments in ([], ["-h"], ["--help"]):
+            sys.stdout.write(_overview())
+            sys.stdout.flush()
+            return
+        if os.environ.get("NO_COLOR"):
+            tyro._experimental_options["ansi_codes"] = False  # pyright: ignore[reportPrivateUsage], rich knows itself
+        if _wants_help(arguments) and not sys.stdout.isatty():
+            os.environ.setdefault("COLUMNS", _HELP_WIDTH)
+        elif arguments[0] not in _RUN_SCRIPTS:
+            widen_piped_output()
         if arguments[:1] == ["run"]:
             run_command(arguments[1:])
             return
-        if not sys.stdout.isatty():
-            os.environ.setdefault("COLUMNS", _PIPED)  # rich would cut lines at 80
         arguments, quiet = _without_quiet(arguments)
         alone = json_alone_on_stdout(quiet=quiet) if quiet or _wants_json_alone(arguments) else nullcontext()
         with _terminable(), alone:
@@ -81,7 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if arguments[:1] == ["search"]:
                 search_command(arguments[1:])
                 return
-            _parser(arguments[0]).cli(args=arguments, prog="foretrain", config=(tyro.conf.OmitArgPrefixes,))
+            parser = _parser(arguments[0])
+            parser.cli(args=arguments, prog="foretrain", config=(tyro.conf.OmitArgPrefixes,), registry=ARGUMENT_TYPES)
     except ForetrainError as error:
         sys.stderr.write(f"foretrain: {error}\n")
         sys.exit(2)
@@ -145,6 +154,11 @@ def _parser(asked: str) -> SubcommandApp:
     if asked not in names:
         raise unknown("command", asked, names)
     return app
+
+
+def _wants_help(arguments: Sequence[str]) -> bool:
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return not {"-h", "--help"}.isdisjoint(own)
 
 
 def _wants_json_alone(arguments: Sequence[str]) -> bool:

@@ -10,6 +10,7 @@ import tyro
 from foretrain.cli.arguments import (
     DEFAULT_FIDELITY,
     FidelityOptions,
+    JsonFile,
     WorkloadOnCluster,
     check_apart,
     check_writable,
@@ -32,7 +33,7 @@ def what_if(
     *,
     changes: tuple[str, ...] = (),
     html: Path | None = None,
-    json: Path | None = None,
+    json: JsonFile = None,
     fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = DEFAULT_FIDELITY,
 ) -> None:
     """Compare what-ifs, each with its best schedule: which single change helps most?
@@ -85,7 +86,7 @@ def plan(
     allow: tuple[Literal["fp16", "bf16"], ...] = (),
     engines: tuple[Literal["all_reduce", "ps", "ps_colocated"], ...] = (),
     out: Path = Path("plan.toml"),
-    json: Path | None = None,
+    json: JsonFile = None,
     fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = DEFAULT_FIDELITY,
 ) -> None:
     """Find the best policy, knobs, engine and compression, or plain DDP, and write a plan file.

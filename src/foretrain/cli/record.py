@@ -17,12 +17,13 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from foretrain.cli.arguments import check_writable
+from foretrain.cli.arguments import JsonFile, check_writable
 from foretrain.cli.progress import percent_bar
 from foretrain.errors import ConfigError, ForetrainError, RecordError, unknown
+from foretrain.files import write_json
 from foretrain.schedule.monitor import blocks
 from foretrain.torch_version import require_torch
-from foretrain.units import format_size, format_time
+from foretrain.units import format_size, format_time, to_seconds
 from foretrain.workload.step import Gradient, Layer, Workload
 
 CONTRACT = "return (model, step) or (model, step, batch), where step() runs one training step"
@@ -38,6 +39,7 @@ def record(
     warmup: int = 3,
     batch: int | None = None,
     plot: Path | None = None,
+    json: JsonFile = None,
 ) -> None:
     """Record a workload from your own training step, of PyTorch, Keras or JAX.
 
@@ -53,10 +55,11 @@ def record(
         warmup: steps before the measured ones.
         batch: samples per step, when FUNCTION does not return it.
         plot: also draw the release time of each gradient, as .html or .svg.
+        json: write what was recorded; times in seconds, sizes in bytes.
     """
     from foretrain.workload.file import save
 
-    _check_outputs(out, plot)
+    _check_outputs(out, plot, json)
     with loaded(target) as function:
         name = target.rpartition(":")[2]
         recorder = _recorder(function(), name, batch)
@@ -66,6 +69,8 @@ def record(
     if plot:
         _draw(workload, plot)
     _show(workload, [path for path in (out, plot) if path])
+    if json:
+        write_json(json, _numbers(workload))
 
 
 def _recorder(result: object, name: str, batch: int | None) -> Callable[..., Workload]:
@@ -127,9 +132,9 @@ def _short(value: object) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"
 
 
-def _check_outputs(out: Path, plot: Path | None) -> None:
+def _check_outputs(out: Path, plot: Path | None, json: Path | None) -> None:
     """Validate output files before anything runs, because a recording may take minutes."""
-    check_writable(out=out, plot=plot)
+    check_writable(out=out, plot=plot, json=json)
     if plot and plot.suffix not in (".html", ".svg"):
         raise ConfigError("plot", str(plot), "is neither .html nor .svg", "write e.g. releases.html")
 
@@ -142,6 +147,25 @@ def _draw(workload: Workload, plot: Path) -> None:
         write_atomically(plot, staircase_svg(workload))
     else:
         write_atomically(plot, staircase(workload).to_html())
+
+
+def _numbers(workload: Workload) -> dict[str, Any]:
+    layers = [
+        {
+            "name": layer.name,
+            **{name: to_seconds(getattr(layer, name)) for name in ("forward", "backward", "update")},
+            "gradients": [gradient.size for gradient in workload.gradients if gradient.layer == index],
+        }
+        for index, layer in enumerate(workload.layers)
+    ]
+    return {
+        "name": workload.name,
+        "batch": workload.batch,
+        "source": workload.source,
+        "compute": to_seconds(workload.compute),
+        "size": workload.size,
+        "layers": layers,
+    }
 
 
 def _show(workload: Workload, written: list[Path]) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from foretrain.cli.arguments import requested_schedule_text, script_of, split_script
+from foretrain.cli.arguments import ARGUMENT_TYPES, requested_schedule_text, script_of, split_script
 from foretrain.comm.coordinator.handshake import SECRET
 from foretrain.comm.options import (
     AllReduce,
@@ -76,6 +76,7 @@ class RunOptions:
         tune: search on, as the job runs, for the knobs that the schedule leaves open; the next run begins with them.
         advise: leave the script's DistributedDataParallel as it is, observe some steps, and say which bucket sizes and
             options would make it faster.
+        quiet: say neither which schedule was chosen nor how it went; only errors, warnings and advice.
         module: the script is a module's name, as with python -m.
     """
 
@@ -98,6 +99,7 @@ class RunOptions:
     elastic: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     tune: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     advise: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     module: Annotated[bool, tyro.conf.arg(aliases=["-m"]), tyro.conf.FlagCreatePairsOff] = False
 
 
@@ -112,7 +114,9 @@ def run_command(arguments: Sequence[str]) -> None:
     Options that are not foretrain's are torchrun's, so they are parsed apart from those of the other commands.
     """
     own, script = split_script(arguments, _EXAMPLE)
-    options, torchrun = tyro.cli(RunOptions, args=own, prog="foretrain run", return_unknown_args=True)
+    options, torchrun = tyro.cli(
+        RunOptions, args=own, prog="foretrain run", return_unknown_args=True, registry=ARGUMENT_TYPES
+    )
     _start(options, torchrun, script)
 
 
@@ -168,6 +172,7 @@ def _start(options: RunOptions, torchrun: Sequence[str], script: Sequence[str]) 
         timeouts,
         options.tune,
         options.advise,
+        options.quiet,
     )
     status = launch(
         script,

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from foretrain.cli.arguments import PREPARING, check_apart, check_writable, patience, script_of, split_script
+from foretrain.cli.arguments import (
+    ARGUMENT_TYPES,
+    PREPARING,
+    ClusterName,
+    JsonFile,
+    check_apart,
+    check_writable,
+    patience,
+    script_of,
+    split_script,
+    widen_piped_output,
+)
 from foretrain.cli.progress import searching
 from foretrain.errors import ConfigError, MissingExtra
 from foretrain.files import STDOUT, write_json
@@ -56,7 +67,7 @@ class SearchOptions:
     """
 
     space: str
-    cluster: str = "dgx-h100:1"
+    cluster: ClusterName = "dgx-h100:1"
     device: str | None = None
     factor: str = "1"
     goal: Literal["step", "cost", "energy", "goodput"] = "step"
@@ -75,14 +86,14 @@ class SearchOptions:
     address: str | None = None
     store: Path | None = None
     html: Path | None = None
-    json: Path | None = None
+    json: JsonFile = None
     module: Annotated[bool, tyro.conf.arg(aliases=["-m"]), tyro.conf.FlagCreatePairsOff] = False
 
 
 def run_command(arguments: Sequence[str]) -> None:
     """Run the command with the arguments after ``foretrain search``."""
     own, script = split_script(arguments, _EXAMPLE)
-    _start(tyro.cli(SearchOptions, args=own, prog="foretrain search"), script)
+    _start(tyro.cli(SearchOptions, args=own, prog="foretrain search", registry=ARGUMENT_TYPES), script)
 
 
 def search(options: tyro.conf.OmitArgPrefixes[SearchOptions]) -> None:
@@ -118,6 +129,7 @@ def _start(options: SearchOptions, script: Sequence[str]) -> None:
     except (KeyboardInterrupt, SystemExit):
         sys.stderr.write(f"foretrain: what was simulated is kept in {store}; the same command goes on\n")
         raise
+    widen_piped_output()
     show(result)
     if options.html is not None:
         page(result, options.html)

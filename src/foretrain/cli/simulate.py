@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from foretrain.cli.arguments import (
+    ARGUMENT_TYPES,
     PREPARING,
+    ClusterName,
     FidelityOptions,
+    JsonFile,
     check_writable,
     command_line,
     patience,
     requested_schedule_text,
     script_of,
     split_script,
+    widen_piped_output,
 )
 from foretrain.cli.progress import StdoutClosed, end_with_reader
 from foretrain.errors import ConfigError, unknown
@@ -77,7 +81,7 @@ class SimulateOptions:
         fidelity: fidelity of the network; auto decides for each exchange.
     """
 
-    cluster: str = "dgx-h100:1"
+    cluster: ClusterName = "dgx-h100:1"
     nproc: int | None = None
     live: str = "auto"
     steps: int | None = None
@@ -94,7 +98,7 @@ class SimulateOptions:
     tokens: int | None = None
     trace: Path | None = None
     html: Path | None = None
-    json: Path | None = None
+    json: JsonFile = None
     module: Annotated[bool, tyro.conf.arg(aliases=["-m"]), tyro.conf.FlagCreatePairsOff] = False
     fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = field(default_factory=FidelityOptions)
 
@@ -102,7 +106,7 @@ class SimulateOptions:
 def run_command(arguments: Sequence[str]) -> None:
     """Run the command with the arguments after ``foretrain simulate``."""
     own, script = split_script(arguments, _EXAMPLE)
-    options = tyro.cli(SimulateOptions, args=own, prog="foretrain simulate")
+    options = tyro.cli(SimulateOptions, args=own, prog="foretrain simulate", registry=ARGUMENT_TYPES)
     _start(options, script)
 
 
@@ -227,6 +231,7 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
     if isinstance(schedule, SavedPlan) and (others := plan_differences(done, schedule)):
         sys.stderr.write(f"foretrain: the plan was made under other conditions: {'; '.join(others)}\n")
     found = SimulationFindings(done, options.tokens)
+    widen_piped_output()
     show(found)
     if stock is not None:
         show_comparison(stock, done)

@@ -12,6 +12,8 @@ import tyro
 from foretrain.cli.arguments import (
     DEFAULT_FIDELITY,
     FidelityOptions,
+    JsonFile,
+    WorkloadName,
     WorkloadOnCluster,
     check_apart,
     check_writable,
@@ -42,7 +44,7 @@ def sweep(
     address: str | None = None,
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     html: Path | None = None,
-    json: Path | None = None,
+    json: JsonFile = None,
 ) -> None:
     """Simulate every combination of workloads, clusters, schedules, knobs and seeds that a file declares.
 
@@ -145,8 +147,8 @@ def _finish(
 
 
 def grid(
-    workload: Annotated[str, tyro.conf.Positional],
-    cluster: Annotated[str, tyro.conf.Positional],
+    workload: WorkloadName,
+    cluster: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CLUSTER")],
     more: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="CLUSTER")] = (),
     *,
     collectives: tuple[str, ...] = ("auto",),
@@ -154,7 +156,7 @@ def grid(
     tune: bool = True,
     batch: int | None = None,
     html: Path | None = None,
-    json: Path | None = None,
+    json: JsonFile = None,
     fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = DEFAULT_FIDELITY,
 ) -> None:
     """Compare schedules × collectives × topologies on one workload: which combination is fastest, and by how much.

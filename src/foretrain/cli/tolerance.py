@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, cast
 
 import tyro
 
-from foretrain.cli.arguments import check_writable, command_line, write_outputs
+from foretrain.cli.arguments import JsonFile, check_writable, command_line, write_outputs
 from foretrain.cli.progress import progress_bar
 from foretrain.cli.record import loaded
 from foretrain.errors import ConfigError, MissingExtra
@@ -36,7 +36,7 @@ def tolerance(
     evaluations: int = 20,
     payload: int = 1460,
     html: Path | None = None,
-    json: Path | None = None,
+    json: JsonFile = None,
 ) -> None:
     """Find the packet loss that a model tolerates, by training it with losses.
 

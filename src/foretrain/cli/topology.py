@@ -14,6 +14,7 @@ from foretrain.cli.arguments import (
     DEFAULT_FIDELITY,
     PREPARING,
     FidelityOptions,
+    JsonFile,
     WorkloadOnCluster,
     check_writable,
     command_line,
@@ -36,7 +37,7 @@ def show(
     /,
     *,
     html: Path | None = None,
-    json: Path | None = None,
+    json: JsonFile = None,
     save: Path | None = None,
 ) -> None:
     """Show a topology: counts, rates, diameter, bisection bandwidth, oversubscription, faults.
@@ -68,8 +69,12 @@ def show(
     )
 
 
-def list_() -> None:
-    """List the fabrics and servers known by name, and how to write them."""
+def list_(*, json: JsonFile = None) -> None:
+    """List the fabrics and servers known by name, and how to write them.
+
+    Args:
+        json: write the names.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -78,6 +83,7 @@ def list_() -> None:
     from foretrain.units import format_rate
 
     fabrics, servers = (Table(box=None, pad_edge=False, title=title, title_justify="left") for title in _TITLES)
+    check_writable(json=json)
     for table, columns in ((fabrics, ("fabric", "write", "options")), (servers, ("server", "GPUs", "NICs", "each"))):
         for column in columns:
             table.add_column(column, no_wrap=column != "options")
@@ -89,19 +95,29 @@ def list_() -> None:
         servers.add_row(name, str(server.gpus), str(server.nics), port)
     console = Console(highlight=False, markup=False)
     console.print(fabrics, "", servers, sep="\n")
+    known = {
+        "fabrics": [
+            {"name": name, "example": one.example, "options": list(one.options)} for name, one in FABRICS.items()
+        ],
+        "servers": [
+            {"name": name, "gpus": one.gpus, "nics": one.nics, "port": one.port}
+            for name, one in ((name, preset(name)) for name in SERVERS[1:])
+        ],
+    }
+    write_outputs(console, (json, lambda path: write_json(path, known)))
 
 
 _TITLES = ("FABRIC:SHAPE[@RATE][,OPTION=...], all with latency=T and server=NAME:", "SERVER:COUNT, rail-optimised:")
 
 
 def collective(
-    network: Annotated[str, tyro.conf.Positional],
+    network: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TOPOLOGY")],
     *,
     operation: Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"] = "all_reduce",
     size: str = "100MB",
     collectives: tuple[str, ...] = (),
     html: Path | None = None,
-    json: Path | None = None,
+    json: JsonFile = None,
     details: Path | None = None,
     fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = DEFAULT_FIDELITY,
 ) -> None:
@@ -170,13 +186,13 @@ _JOB = re.compile(r"(?P<workload>[^@]+)@(?P<ranks>[0-9+\- ]+)(?::(?P<schedule>.+
 
 
 def share(
-    network: Annotated[str, tyro.conf.Positional],
+    network: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TOPOLOGY")],
     jobs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="JOB")],
     *,
     steps: int = 4,
     batch: int | None = None,
     trace: Path | None = None,
-    json: Path | None = None,
+    json: JsonFile = None,
     fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = DEFAULT_FIDELITY,
 ) -> None:
     """Simulate jobs that share a network: how much each is slowed down by the others.

@@ -19,11 +19,13 @@ from foretrain.experiments.comparison import advise
 from foretrain.network import Cluster, cluster
 from foretrain.planner.candidate_search import COMPRESSIONS, compressed, streaming
 from foretrain.planner.search import tune
-from foretrain.report.document import BLUE, ORANGE, SERIES, Figure
+from foretrain.report.document import BLUE, ORANGE, Figure
 from foretrain.report.page import bars, cards, curves, parts
 from foretrain.report.page import render as report_page
+from foretrain.report.simulation_page import MEMORY, memory_timeline
 from foretrain.report.table import rows
 from foretrain.report.timeline_plot import lanes
+from foretrain.report.trace import trace_json
 from foretrain.schedule import POLICIES
 from foretrain.simulation import bound, simulate
 from foretrain.units import SECOND, format_size, format_time, to_seconds
@@ -294,6 +296,11 @@ def saved_page(question: Question, source: Opened) -> str:
     return report_page(compared(question, source), question.command(source))
 
 
+def trace(question: Question, source: Opened) -> str:
+    """Return both schedules' timelines in Chrome's format, which Perfetto reads."""
+    return trace_json(compared(question, source).runs).decode()
+
+
 def results(source: Opened) -> str:
     """Return the JSON of the tabs of finished runs: title, lines and figures of each."""
     made = {kind: RESULTS[kind][1](found) for kind, found in source.results.items()}
@@ -319,9 +326,10 @@ def _simulation(found: Mapping[str, Any]) -> str:
         widths = [100 * rank["shares"][name] for rank in ranks]
         told = f"%{{y}}: {name} %{{x:.1f}} %"
         account.add_bar(x=widths, y=names, name=name, marker={"color": colour}, hovertemplate=told)
-    kinds = list(dict.fromkeys(kind for rank in ranks for kind in rank["memory"]["breakdown"]))
-    for kind, colour in zip(kinds, SERIES, strict=False):
+    for kind, colour in MEMORY.items():
         sizes = [rank["memory"]["breakdown"].get(kind, 0) / 2**30 for rank in ranks]
+        if not any(sizes):
+            continue
         told = f"%{{y}}: {kind} %{{x:.2f}} GiB"
         memory.add_bar(x=sizes, y=names, name=kind, marker={"color": colour}, hovertemplate=told)
     account.update_xaxes(title="part of a step (%)", range=[0, 100.5])
@@ -334,12 +342,18 @@ def _simulation(found: Mapping[str, Any]) -> str:
     path.add_bar(x=lengths, y=[name for name, _ in shares], marker={"color": BLUE}, hovertemplate="%{y}: %{x:.1f} %")
     path.update_xaxes(title="part of the critical path (%)", rangemode="tozero")
     path.update_yaxes(autorange="reversed")
-    spread = format_time(2 * found["iteration_sigma"] * SECOND)
+    time, low, high = (format_time(time * SECOND) for time in (found["iteration_time"], *found["iteration_interval"]))
     document = {
-        "title": f"{format_time(found['iteration_time'] * SECOND)} ± {spread} an iteration on {found['cluster']}",
+        "title": f"{time} (95 %: {low} to {high}) an iteration on {found['cluster']}",
         "steps": {"rank": ranks[0]["rank"], "seconds": ranks[0]["steps"]},
     }
     drawn = {"step account": account, "memory at its peak": memory}
+    lines = [
+        (name, [(time * SECOND, size) for time, size in rank["memory"].get("timeline", ())])
+        for name, rank in zip(names, ranks, strict=True)
+    ]
+    if over_time := memory_timeline(lines):
+        drawn["memory over the last step"] = over_time
     return _joined(document, drawn | ({"critical path": path} if shares else {}))
 
 

@@ -2,7 +2,7 @@
 // The explorer's page: controls and the URL hold the question; answers that are no longer asked for are dropped.
 const $ = id => document.getElementById(id), form = $("controls");
 const NAMES = ["model", "gpu", "rate", "hosts", "gpus", "batch", "engine", "schedule", "compression", "fabric"];
-let asked = 0, answer = null, tab = "schedule", fabric = "star", waiting = null, loaded = {};
+let asked = 0, answer = null, tab = "schedule", fabric = "star", waiting = null, loaded = {}, results = [];
 
 const control = name => form.elements[name];
 function question() {
@@ -134,6 +134,7 @@ function select(name, focus) {
     $("panel-" + one.dataset.tab).hidden = !on;
     if (on && focus) one.focus();
   }
+  document.body.classList.toggle("result", results.includes(tab));
   history.replaceState(null, "", location.search + "#" + tab);
   if (answer) load(waiting?.signal, question().toString(), asked);
 }
@@ -190,6 +191,22 @@ $("save").addEventListener("click", async () => {
   link.click();
   URL.revokeObjectURL(link.href);
 });
+// Perfetto takes a trace from another window once it has answered PONG: https://perfetto.dev/docs/visualization/deep-linking-to-perfetto-ui
+$("perfetto").addEventListener("click", async () => {
+  const place = "https://ui.perfetto.dev", there = window.open(place);
+  if (!there) { $("state").textContent = "The browser does not let this page open a window."; return; }
+  const title = `${answer.workload}: ${answer.schedules.join(", ")}`;
+  const buffer = await (await fetch("/trace?" + question())).arrayBuffer();
+  const asking = setInterval(() => there.postMessage("PING", place), 100);
+  const stop = setTimeout(() => clearInterval(asking), 60000);
+  addEventListener("message", function answered(event) {
+    if (event.source !== there || event.data !== "PONG") return;
+    clearInterval(asking);
+    clearTimeout(stop);
+    removeEventListener("message", answered);
+    there.postMessage({perfetto: {buffer, title}}, place);
+  });
+});
 $("slider").addEventListener("input", () => {
   control("rate").value = Number((10 ** +$("slider").value).toPrecision(3));
   slide();
@@ -206,7 +223,7 @@ addEventListener("popstate", () => { restore(); select(tab); ask(); });
   addTab("schedule", "schedule");
   addTab("curves", "what if");
   addTab("network", "network");
-  await addResults(choices.results);
+  await addResults(results = choices.results);
   restore();
   select(tab);
   ask();

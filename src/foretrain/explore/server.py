@@ -61,7 +61,9 @@ class Explorer:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._http.serve_forever, name="explorer", daemon=True)
         self.port = self._http.server_address[1]
-        self.url = f"http://127.0.0.1:{self.port}/?{first.query()}"
+        self.url = (
+            f"http://127.0.0.1:{self.port}/?{first.query()}{'#' + next(iter(source.results)) if source.results else ''}"
+        )
 
     def __enter__(self) -> Explorer:
         # Started by this thread: the system ends a worker with the thread that started it, and those of requests end.
@@ -142,6 +144,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(200, answers.results(explorer.source))
         if path == "/answer":
             return self._send(200, answers.answer(Question.of(query, explorer.source), explorer.source))
+        if path == "/trace":
+            return self._send(200, answers.trace(Question.of(query, explorer.source), explorer.source))
         if path == "/page":
             page = answers.saved_page(Question.of(query, explorer.source), explorer.source)
             return self._send(200, page, _HTML)

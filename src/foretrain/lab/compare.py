@@ -5,15 +5,14 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from foretrain.errors import ConfigError, ForetrainError, unknown
+from foretrain.files import temporary_folder
 from foretrain.lab.calibration import fit, nominal
 from foretrain.lab.host import MOST_HOSTS
 from foretrain.lab.messages import (
@@ -28,6 +27,7 @@ from foretrain.lab.messages import (
     RoundTimes,
     WorkloadReport,
 )
+from foretrain.lab.paced import scaled
 from foretrain.lab.result import PLAIN, CaseResult, LabResult, LabTrace, gap_breakdown
 from foretrain.network import Cluster
 from foretrain.planner import request_text, requested_schedule
@@ -172,8 +172,6 @@ def experiment(
         seed: of everything random.
         traced: whether to record timelines.
     """
-    from foretrain.lab.paced import scaled
-
     links = plan_of(hosts=hosts, rate=rate, servers=servers).links
     if servers is not None and (buckets or half_hook):
         raise ConfigError("servers", servers, "are not for DDP, which all-reduces", "leave out its buckets and hook")
@@ -250,8 +248,8 @@ def conduct(plan: LabPlan, launch: Launch, progress: Report = lambda now: None) 
         else:
             progress(now)
 
-    with tempfile.TemporaryDirectory(prefix="foretrain-lab-") as folder:
-        config = Path(folder) / "plan.json"
+    with temporary_folder("foretrain-lab-") as folder:
+        config = folder / "plan.json"
         config.write_bytes(msgspec.json.encode(plan))
         command = [sys.executable, "-m", "foretrain.lab.worker", str(config)]
         environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}

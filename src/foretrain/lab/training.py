@@ -16,10 +16,13 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from foretrain.lab.messages import Experiment, LabCase
-from foretrain.lab.paced import AcceleratorClock, PacedModel
+from foretrain.lab.paced import AcceleratorClock, stretches
 from foretrain.trace import Span
 from foretrain.units import Time
-from foretrain.workload import Workload
+from foretrain.workload import Layer, Workload
+
+_GRADIENT = 1e-3
+"""Value of every element of every gradient."""
 
 
 class PacedTraining:
@@ -42,6 +45,92 @@ class PacedTraining:
         self.clock.begins.clear()
         self.clock.spans = []
         return self.clock.spans
+
+
+class PacedModel(nn.Module):
+    """Model with the times and gradients of ``workload``, whose computation is sleep; see `foretrain.lab.paced`.
+
+    It has one child per layer, named after it with ``/`` for ``.``. Each gradient is one flat fp32 parameter. Input and
+    output are one number: ``model(torch.zeros(1)).sum()``. Gradients are views of one constant buffer, so that making
+    them costs nothing; do not change ``p.grad`` in place.
+    """
+
+    def __init__(self, workload: Workload, clock: AcceleratorClock) -> None:
+        super().__init__()
+        self.clock = clock
+        self.workload = workload
+        parameters = [nn.Parameter(torch.zeros(-(-gradient.size // 4))) for gradient in workload.gradients]
+        constant = torch.full((max(parameter.numel() for parameter in parameters),), _GRADIENT)
+        owned: list[list[int]] = [[] for _ in workload.layers]
+        for index, gradient in enumerate(workload.gradients):
+            owned[gradient.layer].append(index)
+        for layer, parts, own in zip(workload.layers, stretches(workload), owned, strict=True):
+            child = _PacedLayer(layer, clock, constant)
+            for index in own:
+                name = workload.gradients[index].name.rpartition(".")[2]
+                child.register_parameter(_free(child, name), parameters[index])
+            child.parts = [(duration, [parameters[i] for i in released]) for duration, released in reversed(parts)]
+            self.add_module(_free(self, layer.name.replace(".", "/") or "layer"), child)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute for the time of the forward pass."""
+        clock = self.clock
+        # Autograd forgets what computes on nothing that needs a gradient: the backward pass of layers without any.
+        x = x.detach().requires_grad_(torch.is_grad_enabled())
+        clock.sync()
+        for layer in self.children():
+            clock.arrive()
+            x = layer(x)
+        clock.turn()
+        return x
+
+
+class _PacedLayer(nn.Module):
+    """Layer that sleeps for its forward and, through `_Backward`, backward time."""
+
+    parts: list[tuple[Time, list[nn.Parameter]]]
+    """Segments of the backward pass, in forward order, with the parameters whose gradients each releases."""
+
+    def __init__(self, layer: Layer, clock: AcceleratorClock, constant: Tensor) -> None:
+        super().__init__()
+        self.layer = layer
+        self._clock = clock
+        self._constant = constant
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute, and give autograd the durations of the backward pass."""
+        self._clock.enter()
+        self._clock.compute("forward", self.layer.name, self.layer.forward)
+        for duration, parameters in self.parts:
+            x = _Backward.apply(x, (self._clock, self.layer.name, duration, self._constant), *parameters)
+        return x
+
+
+class _Backward(torch.autograd.Function):
+    """Identity whose backward pass sleeps and then releases the gradients of the given parameters."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, work: tuple[AcceleratorClock, str, Time, Tensor], *parameters: Tensor) -> Tensor:
+        """Keep ``work`` for the backward pass."""
+        ctx.work = work
+        ctx.sizes = [parameter.shape[0] for parameter in parameters]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Compute, then release."""
+        clock, name, duration, constant = ctx.work
+        clock.compute("backward", name, duration)
+        return gradients[0], None, *(constant[:size] for size in ctx.sizes)
+
+
+def _free(module: nn.Module, name: str) -> str:
+    """Return ``name``, with a number appended where ``module`` has such an attribute already."""
+    found, number = name, 1
+    while hasattr(module, found):
+        number += 1
+        found = f"{name}-{number}"
+    return found
 
 
 class RealTraining:

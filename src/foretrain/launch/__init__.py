@@ -44,6 +44,7 @@ class LaunchSettings:
         timeouts: how long ranks wait for each other.
         tune: whether knobs are searched as the job runs.
         advise: whether DistributedDataParallel stays as it is and is only observed, for advice.
+        quiet: whether choices of schedules and the summary at the end are left out.
     """
 
     schedule: str = "bytescheduler"
@@ -52,6 +53,7 @@ class LaunchSettings:
     timeouts: Timeouts = field(default_factory=Timeouts)
     tune: bool = False
     advise: bool = False
+    quiet: bool = False
 
     @classmethod
     def of(
@@ -84,7 +86,8 @@ class LaunchSettings:
             flags += ["--transport", str(self.transport)]
         elif self.transport.backend is not None:
             flags += ["--backend", self.transport.backend]
-        return ["--schedule", self.schedule, *flags, *["--tune"] * self.tune, *["--advise"] * self.advise]
+        switches = ["--tune"] * self.tune + ["--advise"] * self.advise + ["--quiet"] * self.quiet
+        return ["--schedule", self.schedule, *flags, *switches]
 
 
 def session_used() -> bool:

@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from foretrain.comm.coordinator.handshake import SECRET, SECRET_SIZE
@@ -20,6 +19,7 @@ from foretrain.comm.options import SCHEDULE, SERVERS, TRANSPORT, AllReduce, Boun
 from foretrain.comm.ps import EVERY
 from foretrain.comm.rendezvous import ADDRESS, free_port
 from foretrain.errors import ConfigError
+from foretrain.files import temporary_folder
 from foretrain.launch import LaunchSettings
 from foretrain.launch.child_processes import Nodes, Servers, ServerSpec, nodes_of, run_ranks
 from foretrain.torch_version import torch_version
@@ -97,7 +97,7 @@ def launch(
             _check_nodes(job.nnodes, servers)
         workers = run.determine_local_world_size(job.nproc_per_node)
         if updating and server_restarts and snapshots is None:
-            snapshots = Path(cleanup.enter_context(TemporaryDirectory(prefix="foretrain-snapshots-")))
+            snapshots = cleanup.enter_context(temporary_folder("foretrain-snapshots-"))
         spec = ServerSpec(
             int(servers), workers, float(settings.timeouts.peer), server_restarts, updating, snapshots, every
         )
@@ -107,7 +107,7 @@ def launch(
     try:
         if job.log_dir is None and job.redirects == job.tee == "0":
             # torchrun's default folder would stay behind, empty.
-            job.log_dir = cleanup.enter_context(TemporaryDirectory(prefix="foretrain-run-"))
+            job.log_dir = str(cleanup.enter_context(temporary_folder("foretrain-run-")))
         # With one node and no rendezvous, torchrun takes a free port, as with --standalone.
         run.run(job)
     except ChildFailedError as error:

@@ -66,7 +66,7 @@ class DdpPatch:
             for record in self._records:
                 record.end(None if done else error)
         finally:
-            for line in self._summary():
+            for line in () if self.settings.quiet else self._summary():
                 report(line)
 
     def _summary(self) -> list[str]:

@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the script under a `PatchOnImport`; errors of the script pass through."""
     options = parser().parse_args(arguments)
-    show_log()
+    show_log(logging.WARNING if options.quiet else logging.INFO)
     sys.excepthook = print_script_traceback
     end_with_parent()  # ranks are stopped by SIGTERM, but not where their launcher is killed
     with PatchOnImport(settings(options)):
         run_as_main(options.script[0], options.script[1:], module=options.module)
 
 
-def show_log() -> None:
+def show_log(level: int = logging.INFO) -> None:
     """Send warnings and the messages of planner and tuner to stderr, whatever the script does with its logs."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("foretrain: %(message)s"))
     logger = logging.getLogger("foretrain")
     logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+    logger.setLevel(level)
     logger.propagate = False
 
 
@@ -68,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--elastic", action="store_true")
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--advise", action="store_true")
+    parser.add_argument("--quiet", action="store_true")
     parser.add_argument("-m", "--module", action="store_true")
     # One argument, not two: between two of them argparse would drop a "--" that belongs to the script.
     parser.add_argument("script", nargs=argparse.REMAINDER)
@@ -80,7 +81,9 @@ def settings(options: argparse.Namespace) -> LaunchSettings:
     if options.served:
         transport = ParameterServer(None, options.updates, options.consistency, options.elastic)
     timeouts = Timeouts(options.timeout, options.patience)
-    return LaunchSettings(options.schedule, options.compression, transport, timeouts, options.tune, options.advise)
+    return LaunchSettings(
+        options.schedule, options.compression, transport, timeouts, options.tune, options.advise, options.quiet
+    )
 
 
 class PatchOnImport(MetaPathFinder):

@@ -48,12 +48,15 @@ class PeakMemory:
         reserved: from the GPU, by PyTorch's caching allocator.
         breakdown: of ``allocated``, what it was for.
         retries: how often the allocator had to release its cache to go on.
+        timeline: of the last step, the duration of the kernels launched since it began, ps, and what is allocated then;
+            where steps allocate often, the most of a moment.
     """
 
     allocated: int
     reserved: int
     breakdown: Mapping[str, int]
     retries: int = 0
+    timeline: Sequence[tuple[Time, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,12 +222,13 @@ def _median(steps: Sequence[StepBreakdown]) -> StepBreakdown:
 
 def _rank(rank: int, members: int, rank_trace: RankTrace) -> RankForecast:
     cost = rank_trace.cost(_median(_steady(rank_trace.steps, rank_trace.warmup)).number)
-    memory = rank_trace.memory or {"allocated": 0, "reserved": 0, "breakdown": {}, "retries": 0}
+    noted = rank_trace.memory or {"allocated": 0, "reserved": 0, "breakdown": {}, "retries": 0, "timeline": ()}
+    timeline = tuple((time, size) for time, size in noted["timeline"])
     return RankForecast(
         rank=rank,
         members=members,
         steps=tuple(rank_trace.steps),
-        memory=PeakMemory(memory["allocated"], memory["reserved"], memory["breakdown"], memory["retries"]),
+        memory=PeakMemory(noted["allocated"], noted["reserved"], noted["breakdown"], noted["retries"], timeline),
         flops=cost["flops"],
         recomputed=cost["recomputed"],
         times=tuple(cost["times"]),

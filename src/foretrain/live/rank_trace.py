@@ -64,6 +64,9 @@ class StepBreakdown(NamedTuple):
 class Activity(NamedTuple):
     """Activity of one rank: an interval; times in ps.
 
+    Unlike a `foretrain.trace.Span`, which belongs to a step and a lane of the training loop, it is what a simulated GPU
+    did: a stream may have reached it long before it began, the host launched it earlier, and its step is found later.
+
     Attributes:
         kind: a kernel, a communication, or a range that the script has named.
         stream: number; of what the host does, `HOST` and below.

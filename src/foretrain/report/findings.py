@@ -248,5 +248,6 @@ def _rank(rank: RankForecast) -> dict[str, Any]:
             "reserved": rank.memory.reserved,
             "retries": rank.memory.retries,
             "breakdown": dict(rank.memory.breakdown),
+            "timeline": [[to_seconds(time), size] for time, size in rank.memory.timeline],
         },
     }

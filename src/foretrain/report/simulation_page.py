@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from foretrain.device.model import PROVENANCES
 from foretrain.files import write_atomically
@@ -12,7 +12,7 @@ from foretrain.report.document import BLUE, INK, LINE, ORANGE, SERIES, Card, Fig
 from foretrain.report.findings import SimulationFindings, share
 from foretrain.report.simulation import BANNER, interval, percent, shown
 from foretrain.report.simulation_timeline import timeline
-from foretrain.units import MILLISECOND, format_size, format_time
+from foretrain.units import MILLISECOND, Time, format_size, format_time
 
 _PROVENANCE_COLOURS = (BLUE, "#7cb3f8", "#cbd5e1", "#dc2626")
 _KINDS = {"kernel": "computing", "communication": "communication", "host": "host", "unseen": "not kept"}
@@ -61,6 +61,7 @@ def _figures(found: SimulationFindings) -> dict[str, Figure]:
         "accounts": accounts(found),
         "timeline": timeline(found),
         "memory": memory(found),
+        "memory_timeline": memory_timeline([(name, rank.memory.timeline) for name, rank in _labelled(found)]),
         "steps": steps(found),
         "fabric": fabric(wires),
         "inside": servers(wires),
@@ -136,7 +137,7 @@ ACCOUNTS = {
     "idle": ("waiting for the host", "#cbd5e1"),
 }
 """Of each time that a step divides into, what it is called and its colour."""
-_MEMORY = {
+MEMORY = {
     "parameters": BLUE,
     "gradients": "#7cb3f8",
     "optimizer": "#7c3aed",
@@ -167,7 +168,7 @@ def memory(found: SimulationFindings) -> Figure:
     """A stacked bar for each live rank at its peak, and a line at what a GPU has."""
     ranks = found.forecast.ranks[:MOST_RANKS]
     figure = _stacked(ranks)
-    kinds = [kind for kind in _MEMORY if any(rank.memory.breakdown.get(kind) for rank in ranks)]
+    kinds = [kind for kind in MEMORY if any(rank.memory.breakdown.get(kind) for rank in ranks)]
     parts = {kind: [rank.memory.breakdown.get(kind, 0) for rank in ranks] for kind in kinds}
     parts["cached, not in use"] = [max(rank.memory.reserved - rank.memory.allocated, 0) for rank in ranks]
     for kind, sizes in parts.items():
@@ -175,7 +176,7 @@ def memory(found: SimulationFindings) -> Figure:
             y=_names(ranks),
             x=[size / 2**30 for size in sizes],
             name=kind,
-            marker={"color": _MEMORY.get(kind, _CACHED)},
+            marker={"color": MEMORY.get(kind, _CACHED)},
             hovertemplate=f"%{{y}}<br>{kind}: %{{x:.2f}} GiB",
         )
     usable = found.done.usable / 2**30
@@ -183,6 +184,24 @@ def memory(found: SimulationFindings) -> Figure:
     figure.add_line(x=usable, color="#b91c1c", width=2, label=label, side="right")
     most = max(usable, *(rank.memory.reserved / 2**30 for rank in ranks))
     return figure.update_xaxes(title="GiB at the peak", range=[0, most * 1.03])
+
+
+def memory_timeline(ranks: Sequence[tuple[str, Sequence[tuple[Time, int]]]]) -> Figure | None:
+    """Return a figure of allocated memory over the last step, one line for each rank's name; None without any."""
+    figure = Figure(300, showlegend=1 < len(ranks) <= len(SERIES))
+    for index, (name, samples) in enumerate(ranks):
+        colour = BLUE if len(ranks) == 1 else SERIES[index % len(SERIES)]
+        figure.add_scatter(
+            x=[time / MILLISECOND for time, _ in samples],
+            y=[size / 2**30 for _, size in samples],
+            name=name,
+            mode="lines",
+            line={"shape": "hv", "color": colour, "width": 1.5},
+            hovertemplate=f"{name}: %{{y:.4g}} GiB at %{{x:.4g}} ms",
+        )
+    figure.update_xaxes(title="time of the step's kernels until then (ms)")
+    figure.update_yaxes(title="GiB allocated", rangemode="tozero")
+    return figure if any(samples for _, samples in ranks) else None
 
 
 def steps(found: SimulationFindings) -> Figure:
@@ -212,6 +231,11 @@ def steps(found: SimulationFindings) -> Figure:
 def _stacked(ranks: tuple[RankForecast, ...]) -> Figure:
     figure = Figure(34 * len(ranks) + 70, barmode="stack")
     return figure.update_yaxes(autorange="reversed", fixedrange=True)
+
+
+def _labelled(found: SimulationFindings) -> Iterator[tuple[str, RankForecast]]:
+    ranks = found.forecast.ranks[:MOST_RANKS]
+    return zip(_names(ranks), ranks, strict=True)
 
 
 def _names(ranks: tuple[RankForecast, ...]) -> list[str]:

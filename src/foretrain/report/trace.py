@@ -35,9 +35,9 @@ def write_trace(runs: Sequence[Run], path: str | os.PathLike[str]) -> None:
             raise ConfigError("runs", str(run.schedule), "has no timeline", "simulate with trace=True")
     name = Path(path).name.lower()
     if name.endswith(".json"):
-        write_atomically(path, _json(runs))
+        write_atomically(path, trace_json(runs))
     elif name.endswith(".json.gz"):
-        write_atomically(path, gzip.compress(_json(runs), mtime=0))  # no time of day: same runs, same bytes
+        write_atomically(path, gzip.compress(trace_json(runs), mtime=0))  # no time of day: same runs, same bytes
     else:
         write_atomically(path, _protobuf(runs))
 
@@ -66,7 +66,8 @@ def _process(run: Run) -> str:
     return f"{run.schedule}: {format_time(run.iteration_time)} an iteration"
 
 
-def _json(runs: Sequence[Run]) -> bytes:
+def trace_json(runs: Sequence[Run]) -> bytes:
+    """Return the timelines of ``runs`` in Chrome's format."""
     document = {
         "schemaVersion": 1,
         "displayTimeUnit": "ms",

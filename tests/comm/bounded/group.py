@@ -30,9 +30,9 @@ class Exchange:
 
         def exchange(values: Sequence[Any]) -> list[Any]:
             self._rows[rank] = tuple(values)
-            self._barrier.wait(20)
+            self._barrier.wait(300)
             rows = list(self._rows)
-            self._barrier.wait(20)
+            self._barrier.wait(300)
             if next(calls) == 1 and network is not None:  # these are the addresses of UDP
                 return [encoded(*network.in_front_of(decoded(row))) for row in rows]
             return rows
@@ -43,7 +43,7 @@ class Exchange:
 def in_threads(ranks: int, call: Callable[[int], Any]) -> list[Any]:
     """Return what ``call`` returns for each rank, all at the same time."""
     with ThreadPoolExecutor(ranks) as pool:
-        return [each.result(60) for each in [pool.submit(call, rank) for rank in range(ranks)]]
+        return [each.result(300) for each in [pool.submit(call, rank) for rank in range(ranks)]]
 
 
 @contextmanager

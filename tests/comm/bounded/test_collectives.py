@@ -96,7 +96,7 @@ def test_what_was_lost_counts_as_zero_and_is_reported():
         arrays, _ = inputs("float32", ranks, count)
         before = [values.copy() for values in arrays]
         works = [one.all_reduce(values) for one, values in zip(members, arrays, strict=True)]
-        assert all(work.wait(60) for work in works)
+        assert all(work.wait(300) for work in works)
     expected = np.sum(before, axis=0)
     total = 0
     for owner, work in enumerate(works):
@@ -131,7 +131,7 @@ def test_a_sum_that_misses_contributions_is_rescaled(kind):
     with Network(losing(0.2)) as network, group(ranks, tolerance=0.4, rescale=True, network=network) as members:
         arrays = [np.full(count, 1.0, kind) for _ in range(ranks)]
         works = [one.all_reduce(values) for one, values in zip(members, arrays, strict=True)]
-        assert all(work.wait(60) for work in works)
+        assert all(work.wait(300) for work in works)
         assert any(work.losses for work in works)
     np.testing.assert_allclose(arrays[0].astype(float), 3.0, rtol=1e-3)
 
@@ -144,7 +144,7 @@ def test_a_server_sums_what_came_and_says_what_did_not():
             arrays = [np.ones(count, np.float32) for _ in members]
             arrays[ranks][:] = 0
             works = [one.all_reduce(values) for one, values in zip(members, arrays, strict=True)]
-            assert all(work.wait(60) for work in works)
+            assert all(work.wait(300) for work in works)
         finally:
             for each in members:
                 each.close()
@@ -171,7 +171,7 @@ def test_vital_extents_and_reliable_arrays_arrive_whole():
     with Network(losing(0.2)) as network, group(2, tolerance=0.5, network=network) as members:
         arrays, total = inputs("float32", 2, 300_000)
         works = [one.all_reduce(values, hint=Hint(vital=vital)) for one, values in zip(members, arrays, strict=True)]
-        assert all(work.wait(60) for work in works)
+        assert all(work.wait(300) for work in works)
         assert any(work.losses for work in works)
         for first, behind in vital // 4:
             np.testing.assert_array_equal(arrays[0][first:behind], total[first:behind])
@@ -249,7 +249,7 @@ def test_operations_that_share_memory_wait_for_each_other():
         arrays, total = inputs("int64", 3, 50_000)
         works = [one.all_reduce(values) for one, values in zip(members, arrays, strict=True)]
         works += [one.all_reduce(values) for one, values in zip(members, arrays, strict=True)]
-        assert all(work.wait(60) for work in works)
+        assert all(work.wait(300) for work in works)
         np.testing.assert_array_equal(arrays[0], 3 * total)
 
 
@@ -257,7 +257,7 @@ def test_many_operations_are_under_way_at_once():
     with Network(losing(0.05)) as network, group(2, network=network) as members:
         drawn = [inputs("float32", 2, 1000 * (k % 7 + 1), k) for k in range(40)]
         works = [[one.all_reduce(arrays[rank]) for arrays, _ in drawn] for rank, one in enumerate(members)]
-        assert all(work.wait(60) for own in works for work in own)
+        assert all(work.wait(300) for own in works for work in own)
         for arrays, total in drawn:
             np.testing.assert_array_equal(arrays[1], total)
 
@@ -285,7 +285,7 @@ def test_a_rank_that_has_all_may_end_before_the_others():
         arrays, total = inputs("float32", 2, 3)
 
         def one(rank):
-            members[rank].all_reduce(arrays[rank]).wait(60)
+            members[rank].all_reduce(arrays[rank]).wait(300)
             members[rank].close()
 
         in_threads(2, one)
@@ -298,7 +298,7 @@ def test_a_lost_rank_is_named_by_all():
         members[2].close()
         for work in works:
             with pytest.raises(LinkError, match="rank 2 was lost") as caught:
-                work.wait(60)
+                work.wait(300)
             assert caught.value.peer == 2
         with pytest.raises(LinkError):
             members[0].all_reduce(np.ones(3, np.float32))
@@ -310,7 +310,7 @@ def test_a_silent_rank_is_named_after_the_timeout():
         one = BoundedCollectives(made[0], 0, 2)
         made[1]._library.foretrain_bounded_close(made[1]._handle)
         with pytest.raises(LinkError, match="rank 1 was lost"):
-            one.all_reduce(np.ones(100, np.float32)).wait(60)
+            one.all_reduce(np.ones(100, np.float32)).wait(300)
         one.close()
 
 
@@ -318,7 +318,7 @@ def test_a_rank_that_has_ended_is_named_by_what_begins_later():
     with group(2, timeout=60.0) as members:
         members[1].close()
         with pytest.raises(LinkError, match="rank 1 was lost"):
-            members[0].all_reduce(np.ones(100, np.float32)).wait(30)
+            members[0].all_reduce(np.ones(100, np.float32)).wait(300)
 
 
 def test_closing_ends_what_is_under_way():
@@ -327,7 +327,7 @@ def test_closing_ends_what_is_under_way():
         assert not work.wait(0.05)
         members[0].close()
         with pytest.raises(LinkError, match="closed on this side"):
-            work.wait(60)
+            work.wait(300)
 
 
 def test_forged_packets_move_nothing_but_counters():
@@ -422,7 +422,7 @@ def test_packets_of_another_job_on_the_same_port_are_strangers():
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as foreign:
             for packet in packets:
                 foreign.sendto(packet, one._socket.getsockname())
-        until, sent = time.monotonic() + 20, len(packets)
+        until, sent = time.monotonic() + 300, len(packets)
         while one.counted()["stranger"] < before["stranger"] + sent and time.monotonic() < until:
             time.sleep(0.01)
         assert one.counted() == before | {"stranger": before["stranger"] + sent}

@@ -114,7 +114,7 @@ def test_an_ending_loses_nothing_at_first_and_then_what_the_network_loses(ending
         for _ in range(FIRST + 10):
             arrays = [np.ones(count, np.float32) for _ in range(ranks)]
             works = [one.all_reduce(a, hint=Hint(vital=vital)) for one, a in zip(members, arrays, strict=True)]
-            assert all(work.wait(60) for work in works)
+            assert all(work.wait(300) for work in works)
             expected = np.full(count, ranks, np.float32)
             for loss in (loss for work in works for loss in work.losses):
                 expected[loss.place // 4 : (loss.place + loss.size) // 4] -= 1
@@ -168,7 +168,7 @@ def test_what_is_lost_of_a_contribution_is_in_the_next_one(hadamard):
             arrays = [rng.standard_normal(count).astype(np.float32) for _ in range(ranks)]
             wanted += np.sum(arrays, axis=0)
             works = [one.all_reduce(values, hint=hint) for one, values in zip(members, arrays, strict=True)]
-            assert all(work.wait(60) for work in works)
+            assert all(work.wait(300) for work in works)
             found += arrays[0]
             lost += sum(loss.size for work in works for loss in work.losses)
     assert lost > 0

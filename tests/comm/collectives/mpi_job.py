@@ -24,7 +24,7 @@ def collectives():
         total = RANKS * (RANKS + 1) // 2
         arrays = [np.arange(8).astype(kind) * (RANK + 1) for kind in ("f4", "f8", "f2", "i4", "i8")]
         works = [mpi.all_reduce(array) for array in arrays]
-        assert all(work.wait(30) for work in works)
+        assert all(work.wait(300) for work in works)
         for array in arrays:
             assert (array == np.arange(8) * total).all(), array
         half = bits(np.arange(8) * (RANK + 1))

@@ -2,7 +2,6 @@ import os
 import secrets
 import socket
 import struct
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -16,29 +15,15 @@ from foretrain.comm.coordinator.addresses import local_address
 from foretrain.comm.coordinator.handshake import Listener, connect
 from foretrain.comm.coordinator.link import BODY_LIMIT, Link, LinkError, LinkMessage
 from foretrain.errors import ConfigError
+from tests.comm.collectives.test_ring import nothing_is_left_behind
+from tests.waiting import until
+
+__all__ = ["nothing_is_left_behind"]
 
 SECRET = bytes(range(32))
 OTHER = bytes(range(1, 33))
-PATIENCE = 20.0
+PATIENCE = 300.0
 """Seconds until a test that hangs fails instead."""
-
-
-def sockets():
-    """The sockets this process holds open."""
-    found = []
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            found.append(os.readlink(f"/proc/self/fd/{number}"))
-        except OSError:  # the descriptor of the listing itself
-            continue
-    return sorted(name for name in found if name.startswith("socket:"))
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left_behind():
-    before = sockets(), set(threading.enumerate())
-    yield
-    assert (sockets(), set(threading.enumerate())) == before
 
 
 @contextmanager
@@ -353,13 +338,6 @@ def open_to_strangers(expected=(1,), last=(1,)):
             each.close()
 
 
-def wait_for(condition):
-    until = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.005)
-
-
 @pytest.mark.parametrize(
     ("secret", "rank", "reason"),
     [(OTHER, 1, "it does not know the job's secret"), (SECRET, 2**32 - 1, "rank 4294967295 is not expected")],
@@ -368,7 +346,7 @@ def test_a_wrong_secret_or_rank_is_refused_and_logged(caplog, secret, rank, reas
     with open_to_strangers() as listener:
         with pytest.raises(LinkError, match=rf"rank {rank} is not linked .*refused us.*does not expect"):
             connect(listener.address, secret, rank, PATIENCE)
-        wait_for(lambda: listener.refused == 1)
+        until(lambda: listener.refused == 1)
     (record,) = caplog.records
     assert record.name == "foretrain.link"
     assert "127.0.0.1" in record.getMessage()
@@ -383,9 +361,9 @@ def test_a_second_process_of_the_same_rank_is_refused(caplog):
         first = connect(listener.address, SECRET, 1, PATIENCE)
         with pytest.raises(LinkError, match="has linked it already"):
             connect(listener.address, SECRET, 1, PATIENCE)
-        wait_for(lambda: listener.refused == 1)
+        until(lambda: listener.refused == 1)
         first.send(5)
-        wait_for(lambda: 1 in listener._links)
+        until(lambda: 1 in listener._links)
         assert receive(listener._links[1], 1)[0].kind == 5
         first.close()
     assert "rank 1 is here already" in caplog.text
@@ -401,12 +379,12 @@ def test_a_replayed_handshake_is_refused():
             with pytest.raises(LinkError):
                 good.result()
         assert len(answer) == 68
-        wait_for(lambda: listener.refused == 1)
+        until(lambda: listener.refused == 1)
         with socket.create_connection(listener.address) as thief:
             thief.settimeout(PATIENCE)
             thief.sendall(answer)
             assert len(thief.recv(4096, socket.MSG_WAITALL)) == 40  # the challenge, and then the end
-        wait_for(lambda: listener.refused == 2)
+        until(lambda: listener.refused == 2)
 
 
 def test_silent_connections_block_no_rank_and_are_refused_in_time(monkeypatch, caplog):
@@ -416,7 +394,7 @@ def test_silent_connections_block_no_rank_and_are_refused_in_time(monkeypatch, c
     with open_to_strangers(expected=(1, 2), last=(2,)) as listener:
         silent = [socket.create_connection(listener.address) for _ in range(3)]
         connect(listener.address, SECRET, 1, PATIENCE).close()
-        wait_for(lambda: listener.refused == 3)
+        until(lambda: listener.refused == 3)
         for each in silent:
             each.close()
     assert caplog.text.count("did not say who it is within 1 s") == 3
@@ -448,7 +426,7 @@ def test_arbitrary_bytes_are_refused_and_expected_ranks_accepted(throws):
             with socket.create_connection(listener.address) as stranger:
                 stranger.sendall(data)
                 stranger.shutdown(socket.SHUT_WR)
-        wait_for(lambda: listener.refused == len(throws))
+        until(lambda: listener.refused == len(throws))
         assert listener.refused == len(throws)
 
 

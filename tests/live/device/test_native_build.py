@@ -1,5 +1,3 @@
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,13 +5,7 @@ import pytest
 from foretrain.live.device import native_build
 from foretrain.live.device.native_build import BuildError, compiler
 from foretrain.torch_version import torch_version
-
-
-def eventually(condition: Callable[[], bool], timeout: float = 120) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+from tests.waiting import until
 
 
 def test_compiler_that_is_asked_for_may_have_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,9 +80,9 @@ def test_compiling_ends_with_its_block(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with native_build.building():
-        eventually(begun.exists)
+        until(begun.exists)
         pid = int(begun.read_text())
-    eventually(lambda: not Path(f"/proc/{pid}").exists())
+    until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 @pytest.mark.process

@@ -172,7 +172,7 @@ def main() -> None:
             if each.tolerance:
                 lossy.put(work)
     except LinkError:
-        pass  # a rank was lost, and all others know
+        pass  # no error of this process: the engine of each rank has found the loss, too, and its error names the rank
     finally:
         collectives.close()
         lossy.put(None)

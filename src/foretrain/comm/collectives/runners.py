@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.comm.collectives.plan import KINDS, Leg
+from foretrain.parent_death import run_to_end
 
 Bytes: TypeAlias = NDArray[np.uint8]
 
@@ -50,6 +51,8 @@ _PREBUILT = _PACKAGE / "libring.so"
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-pthread")
 _HEADER = 7
 """Numbers of an encoded leg before its extents."""
+_COMPILATION = 300.0
+"""Seconds that a compilation may take."""
 _SIOCATMARK = 0x8905
 _MOVING = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
@@ -162,7 +165,7 @@ def build(path: str) -> None:
     Raises:
         OSError, subprocess.SubprocessError: that fails.
     """
-    subprocess.run([*_command(), "-o", path], check=True, timeout=300)
+    run_to_end([*_command(), "-o", path], timeout=_COMPILATION)
 
 
 def _command() -> list[str]:
@@ -183,26 +186,27 @@ def library() -> ctypes.CDLL:
         return _loaded(_PREBUILT)
     command = _command()
     kept = _folder() / f"collectives-{_fingerprint(command)}.so"
-    if not kept.exists():
-        try:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            folder = tempfile.mkdtemp(prefix="unfinished-", dir=kept.parent)
-        except OSError:  # no home that can be written: compiled for this process alone
-            folder = tempfile.mkdtemp(prefix="foretrain-")
-            kept = Path(folder, kept.name)
-        return _compiled(command, kept, Path(folder))
-    return _loaded(kept)
-
-
-def _compiled(command: list[str], kept: Path, folder: Path) -> ctypes.CDLL:
-    """Compile in ``folder``, which is removed; ranks that start together each do, and the last one's file stays."""
-    try:
-        made = folder / "made.so"
-        subprocess.run([*command, "-o", str(made)], check=True, capture_output=True, text=True, timeout=300)
-        made.replace(kept)
+    if kept.exists():
         return _loaded(kept)
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(kept.with_suffix(".lock"), "w", encoding="ascii")  # noqa: SIM115
+    except OSError:  # no home that can be written: compiled for this process alone
+        with tempfile.TemporaryDirectory(prefix="foretrain-") as folder:
+            return _compiled(command, Path(folder, kept.name))
+    with lock:  # ranks that start together wait for the one that compiles
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _loaded(kept) if kept.exists() else _compiled(command, kept)
+
+
+def _compiled(command: list[str], kept: Path) -> ctypes.CDLL:
+    unfinished = kept.with_suffix(".unfinished")
+    try:
+        run_to_end([*command, "-o", str(unfinished)], timeout=_COMPILATION)
+        unfinished.replace(kept)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        unfinished.unlink(missing_ok=True)
+    return _loaded(kept)
 
 
 def _loaded(path: Path) -> ctypes.CDLL:

@@ -30,7 +30,7 @@ from subprocess import PIPE
 from types import ModuleType
 
 from foretrain.errors import ForetrainError
-from foretrain.parent_death import end_with_parent
+from foretrain.parent_death import end_with_parent, run_to_end
 from foretrain.torch_version import require_simulable_torch, torch_folder
 
 _log = logging.getLogger(__name__)
@@ -242,12 +242,12 @@ def _objects(base: list[str], scratch: Path, progress: Progress) -> list[Path]:
 
 
 def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        wrong = [line for line in done.stderr.splitlines() if "error" in line][:8]
-        raise BuildError(
-            f"The simulated GPU does not compile: `{command[0]}` failed.", "\n".join(wrong) or done.stderr.strip()
-        )
+    try:
+        run_to_end(command)
+    except subprocess.CalledProcessError as error:
+        wrong = [line for line in error.stderr.splitlines() if "error" in line][:8]
+        what = f"The simulated GPU does not compile: `{command[0]}` failed."
+        raise BuildError(what, "\n".join(wrong) or error.stderr.strip()) from None
 
 
 def main() -> None:

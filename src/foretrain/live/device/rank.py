@@ -246,6 +246,7 @@ class _Steps:
         self.done = made
         self._watchdog.step()
         device.note(device.STEP, made, device.record(), b"")
+        device.end_memory_step()
         now = device.counts()
         device.note(device.COST, made, 0, json.dumps(self._cost(now)).encode())
         self._before = now

@@ -71,7 +71,7 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.wire.close()
 
-    def until(self, ready: Callable[[], bool], timeout: float = 20.0) -> None:
+    def until(self, ready: Callable[[], bool], timeout: float = 300.0) -> None:
         """Reads until ``ready``."""
         deadline = time.monotonic() + timeout
         while not ready():

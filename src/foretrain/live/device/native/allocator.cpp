@@ -812,6 +812,11 @@ Statistics Allocator::statistics() const {
   return state_->statistics();
 }
 
+std::int64_t Allocator::allocated() const {
+  const std::lock_guard<std::mutex> guard(state_->lock());
+  return state_->statistics().allocated_bytes.all.current;
+}
+
 void Allocator::reset_peak() {
   const std::lock_guard<std::mutex> guard(state_->lock());
   state_->reset_peak();

@@ -143,6 +143,7 @@ class Allocator {
   void set_overhead(std::uint64_t overhead);
 
   Statistics statistics() const;
+  std::int64_t allocated() const;  // bytes, rounding included
   void reset_peak();
   void reset_accumulated();
 

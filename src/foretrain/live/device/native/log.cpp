@@ -127,6 +127,7 @@ void Log::put(StreamKey stream, const Cost& cost, bool recomputing) {
   counts_.flops += cost.flops;
   counts_.recomputed += recomputing ? cost.flops : 0;
   counts_.times[cost.provenance] += cost.duration;
+  kernel_time_.fetch_add(cost.duration, std::memory_order_relaxed);
   if (counts_.spreads.size() <= static_cast<std::size_t>(cost.name)) {
     counts_.by_name.resize(cost.name + 1);
     counts_.spreads.resize(cost.name + 1);

@@ -119,6 +119,8 @@ class Log {
   }
 
   Time host() const { return host_.load(std::memory_order_relaxed); }
+  // Duration of all kernels launched so far.
+  Time kernel_time() const { return kernel_time_.load(std::memory_order_relaxed); }
   // The host computes, or is taken to compute, for `time`.
   void spend(Time time) { host_.fetch_add(time, std::memory_order_relaxed); }
   void spend_until(Time time) {
@@ -200,6 +202,7 @@ class Log {
   std::recursive_mutex mutex_;
   std::atomic<Time> host_{0};
   Counts counts_;
+  std::atomic<Time> kernel_time_{0};
   Time launch_ = 6'000'000;
   Time since_ = -1;  // CPU time of this process at the last launch; negative where it is not measured
   bool tracing_ = false;

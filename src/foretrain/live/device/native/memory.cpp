@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -58,6 +59,49 @@ StreamCallbacks streams_of(int device) {
   return calls;
 }
 
+// Allocated bytes over a step, thinned as it grows: of neighbours the larger stays, so that no peak is lost.
+class Timeline {
+ public:
+  void add(Time time, std::int64_t bytes) {
+    std::lock_guard lock(mutex_);
+    if (!now_.empty() && time - began_ - now_.back().first < width_) {
+      now_.back().second = std::max(now_.back().second, bytes);
+      return;
+    }
+    now_.emplace_back(time - began_, bytes);
+    if (now_.size() < kMost) return;
+    for (std::size_t i = 0; i < kMost / 2; ++i)
+      now_[i] = {now_[2 * i].first, std::max(now_[2 * i].second, now_[2 * i + 1].second)};
+    now_.resize(kMost / 2);
+    width_ = std::max<Time>(2 * width_, 1'000'000);
+  }
+  void end_step(Time time) {
+    std::lock_guard lock(mutex_);
+    last_ = std::exchange(now_, {});
+    began_ = time;
+    width_ = 0;
+  }
+  MemoryTimeline last() {
+    std::lock_guard lock(mutex_);
+    return last_;
+  }
+
+ private:
+  static constexpr std::size_t kMost = 1024;
+  std::mutex mutex_;
+  MemoryTimeline now_, last_;
+  Time began_ = 0, width_ = 0;
+};
+
+Timeline& timeline_of(int device) {
+  static auto* all = new std::array<Timeline, MAX_DEVICES>;
+  return (*all)[static_cast<std::size_t>(device)];
+}
+
+void note_allocated(int device) {
+  timeline_of(device).add(log().kernel_time(), allocator_of(device).allocated());
+}
+
 // Blocks of the fused regions that this thread is in, in the order of their making; null where released since.
 thread_local std::vector<StorageBlock*> passing;
 
@@ -65,7 +109,10 @@ void release(void* context) {
   auto block = static_cast<StorageBlock*>(context);
   if (!block) return;
   if (!block->charged && !passing.empty()) std::replace(passing.begin(), passing.end(), block, static_cast<StorageBlock*>(nullptr));
-  if (block->charged) allocator_of(block->device).release(block->address);
+  if (block->charged) {
+    allocator_of(block->device).release(block->address);
+    note_allocated(block->device);
+  }
   std::free(block->values);
   delete block;
 }
@@ -83,6 +130,7 @@ void charge_block(StorageBlock& block, Tag purpose) {
     C10_THROW_ERROR(OutOfMemoryError, error.message());
   }
   block.charged = true;
+  note_allocated(block.device);
 }
 
 c10::DataPtr new_block(std::size_t bytes, Tag purpose) {
@@ -184,6 +232,15 @@ void settle(StorageBlock& block) {
 }
 
 }  // namespace
+
+MemoryTimeline memory_timeline(int device) { return timeline_of(device).last(); }
+
+void end_memory_step() {
+  for (int device = 0; device < device_count(); ++device) {
+    timeline_of(device).end_step(log().kernel_time());
+    note_allocated(device);
+  }
+}
 
 c10::DeviceAllocator& device_memory() {
   static auto* memory = new DeviceMemory;

@@ -6,6 +6,8 @@
 
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "allocator.hpp"
 #include "log.hpp"
@@ -76,6 +78,13 @@ void set_capacity(std::int64_t bytes, std::int64_t elsewhere);
 Allocator& allocator_of(int device);
 // Gives the storage another size; values that it has stay. Sharded training frees and remakes whole parameters so.
 void resize_storage(c10::StorageImpl& storage, std::size_t bytes);
+
+// The duration of the kernels launched since the step began, ps, and the most bytes allocated from then on until the
+// next one: of the last step that ended, at most 1,024 of them.
+using MemoryTimeline = std::vector<std::pair<Time, std::int64_t>>;
+MemoryTimeline memory_timeline(int device);
+// A step has ended.
+void end_memory_step();
 
 // Purpose of new memory; the optimizer sets it while it steps.
 void set_tag(Tag tag);

@@ -237,8 +237,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     all["reserved"] = statistics.most_reserved;
     all["retries"] = statistics.all_retries;
     all["breakdown"] = breakdown;
+    all["timeline"] = memory_timeline(device);
     return all;
   });
+  m.def("end_memory_step", &end_memory_step);
   m.def("memory_snapshot", [](int device) { return described(allocator_of(device_or_current(device)).snapshot(), device); });
   m.def("set_tag", [](int tag) { set_tag(static_cast<Tag>(tag)); });
   m.def("retag", [](const std::vector<at::Tensor>& tensors, int tag) {
