@@ -11,6 +11,7 @@ import atexit
 import gc
 import importlib
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -21,6 +22,9 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, TypeVar
+
+import cloudpickle
 
 from foretrain.parent_death import end_with_parent
 from tests.processes import descendants, stack_of
@@ -38,6 +42,7 @@ _ENVIRONMENT = {**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "CO
 """Not that of a test. What has to be there before an interpreter starts, as `foretrain.live.rank_processes` sees to for
 zygotes; and no line that a test looks for is broken."""
 
+T = TypeVar("T")
 Function = Callable[[Sequence[str]], None]
 
 
@@ -98,6 +103,22 @@ def run(
     """How ``function(arguments)`` ended."""
     with started(function, arguments, folder) as process:
         return process.finished(timeout)
+
+
+def call(function: Callable[..., T], *arguments: Any) -> T:
+    """Return what ``function(*arguments)`` returns in a process of its own; fail as it fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        asked, found = Path(folder, "asked"), Path(folder, "found")
+        asked.write_bytes(cloudpickle.dumps((function, arguments)))
+        ended = run(_call, [str(asked), str(found)])
+        assert ended.returncode == 0, ended.stderr
+        return pickle.loads(found.read_bytes())
+
+
+def _call(files: Sequence[str]) -> None:
+    asked, found = map(Path, files)
+    function, arguments = pickle.loads(asked.read_bytes())
+    found.write_bytes(cloudpickle.dumps(function(*arguments)))
 
 
 @cache

@@ -5,19 +5,14 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
-import pickle
 import runpy
 import signal
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, TypeVar
-
-import cloudpickle
 
 from foretrain.parent_death import end_with_parent
 from tests import warm
@@ -27,19 +22,13 @@ T = TypeVar("T")
 
 def launching(call: Callable[[], T]) -> T:
     """Return what ``call`` returns, in a process that forks the ranks of `foretrain.lab.launch`."""
-    with TemporaryDirectory() as folder:
-        asked, found = Path(folder, "asked"), Path(folder, "found")
-        asked.write_bytes(cloudpickle.dumps(call))
-        ended = warm.run(_call, [str(asked), str(found)])
-        assert ended.returncode == 0, ended.stderr
-        return pickle.loads(found.read_bytes())
+    return warm.call(_launching, call)
 
 
-def _call(files: Sequence[str]) -> None:
+def _launching(call: Callable[[], T]) -> T:
     module: Any = importlib.import_module("foretrain.lab.launch")
     module.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": _Rank})
-    asked, found = map(Path, files)
-    found.write_bytes(cloudpickle.dumps(pickle.loads(asked.read_bytes())()))
+    return call()
 
 
 class _Rank:

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
-
-import cloudpickle
 
 from tests import warm
 
@@ -35,21 +30,14 @@ def prepare() -> None:
 
 def simulated(script: Sequence[str], where: Deployment, **options: Any) -> Simulated:
     """Return what `foretrain.live.simulate.simulate` does, from a forked process."""
-    with TemporaryDirectory() as folder:
-        asked, found = Path(folder, "asked"), Path(folder, "found")
-        asked.write_bytes(cloudpickle.dumps((script, where, options)))
-        ended = warm.run(_simulated, [str(asked), str(found)])
-        assert ended.returncode == 0, ended.stderr
-        return pickle.loads(found.read_bytes())
+    return warm.call(_simulated, script, where, options)
 
 
-def _simulated(files: Sequence[str]) -> None:
+def _simulated(script: Sequence[str], where: Deployment, options: Mapping[str, Any]) -> Simulated:
     from foretrain.live.simulate import simulate
 
     _fork_fork_servers()
-    asked, found = map(Path, files)
-    script, where, options = pickle.loads(asked.read_bytes())
-    found.write_bytes(cloudpickle.dumps(simulate(script, where, **options)))
+    return simulate(script, where, **options)
 
 
 def simulate(arguments: Sequence[str]) -> None:
