@@ -246,8 +246,8 @@ def held():
 # ---------------------------------------------------------------- what is refused, and what sees all updates
 
 
-def compiled(**options):
-    found = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+def compiled(*, inputs=4, **options):
+    found = keras.Sequential([keras.Input((inputs,)), keras.layers.Dense(2)])
     found.compile(options.pop("optimizer", "sgd"), "mse", **options)
     return found
 
@@ -317,7 +317,7 @@ def readings(folder):
 
 
 def ending(how):
-    """Rank 1 is killed, interrupted, or stops early, in the middle of an epoch."""
+    """Rank 1 is killed, interrupted, or stops early, in the middle of an epoch, or trains another model."""
 
     class End(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -329,9 +329,10 @@ def ending(how):
                 self.model.stop_training = True
 
     with ft.Session(timeouts=ft.Timeouts(peer=10)) as session:
-        model = compiled(optimizer=ft.keras.scheduled("sgd", session))
+        inputs = 3 if how == "another" and session.rank == 1 else 4
+        model = compiled(optimizer=ft.keras.scheduled("sgd", session), inputs=inputs)
         ft.keras.attach(model)
-        model.fit(np.ones((64, 4)), np.ones((64, 2)), batch_size=4, verbose=0, callbacks=[End()])
+        model.fit(np.ones((64, inputs)), np.ones((64, 2)), batch_size=4, verbose=0, callbacks=[End()])
 
 
 # ---------------------------------------------------------------- recording

@@ -111,6 +111,11 @@ def test_a_rank_that_is_left_alone_names_the_one_that_is_gone(job, how):
     assert bool(second.error) == (how != "stops")
 
 
+def test_ranks_whose_models_differ_say_so_when_training_begins(job):
+    for each in job(2).outcomes(f"{JOB}:ending", "another", timeout=LONG, grace=60):
+        assert re.search(r"Disagreement: tensor 'sequential\S*kernel \d+ float32' .*differs on rank 1", each.error)
+
+
 def test_a_recorded_step_is_a_workload(alone, tmp_path):
     alone("foretrain.cli:main", ["record", f"{FILE}:small", "--out", str(tmp_path / "small.toml")], timeout=LONG)
     workload = load(tmp_path / "small.toml")
