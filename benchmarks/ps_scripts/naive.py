@@ -49,7 +49,8 @@ def serve(workers: int, chunk: int, count: int, steps: int) -> None:
                         router.send_multipart([peer, number.bytes, total], copy=False)
             used.append(time.process_time() - began)
             began = time.process_time()
-        router.recv_multipart()  # a worker has everything, and so have all that it waited for
+        for _ in range(workers):
+            router.recv_multipart()  # they have everything
     print(json.dumps(used[WARMUP:]), flush=True)
 
 

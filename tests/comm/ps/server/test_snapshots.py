@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.comm.ps.frames import STATEFUL, FrameKind, Header
+from foretrain.comm.ps.frames import CLOSED, STATEFUL, FrameKind, Header
 from foretrain.comm.ps.server import job as module
 from foretrain.comm.ps.server import snapshots
 from foretrain.comm.ps.server.snapshots import Damaged, SnapshotPolicy, Snapshots, packed, read
@@ -245,4 +245,31 @@ def test_a_stateful_shard_continues_from_its_last_snapshot(tmp_path):
             assert (wanted.step, wanted.flag) == (4, STATEFUL)
         rounds(team, what, range(4, 9))
         np.testing.assert_array_equal(team[1].told(what, 8)[0], parameters(9))
+        assert service.failure is None
+
+
+@pytest.mark.usefixtures("stateful")
+def test_a_worker_that_closes_is_answered_by_a_server_whose_snapshot_says_that_all_have(tmp_path):
+    """The server dies when the snapshot of the last close is written, and one worker may not have been told."""
+    what, options = declaration(10), {"snapshots": tmp_path, "every": 1}
+    with contextlib.ExitStack() as stack:
+
+        def told(worker):
+            return any(header.flag & CLOSED and header.step == 2 for header in worker.headers(FrameKind.COMMITTED))
+
+        with serving(2, **options) as service:
+            address = service.address
+            team = stack.enter_context(team_of(address, what))
+            rounds(team, what, range(2))
+            for worker in team:
+                worker.connection.send(Header(FrameKind.DONE))
+                worker.until(lambda worker=worker: told(worker))
+        service = stack.enter_context(serving(2, port=address[1], **options))
+        for worker in team:
+            worker.until(lambda worker=worker: worker.connection.sessions == 2)
+            worker.heard.clear()
+            worker.declare(what, rounds=2)
+            worker.until(lambda worker=worker: told(worker))
+            worker.connection.send(Header(FrameKind.BYE))
+        team[1].until(lambda: not list(tmp_path.rglob("*.shard")))
         assert service.failure is None

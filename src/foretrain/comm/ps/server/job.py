@@ -127,6 +127,9 @@ class ShardJob:
         self.left: set[int] = set()
         self.done: set[int] = set()
         self.lost: set[int] = set()
+        self._saved_as_left: set[int] = set()
+        """Workers that had closed by the snapshot that this server was restarted with, and may not know: the job is not
+        over before they have come and gone, or the time to rejoin is."""
         self._returning: dict[int, float] = {}
         """Workers that have closed and announced their return, with the deadline of it."""
         self._deserted: float | None = None
@@ -172,6 +175,7 @@ class ShardJob:
         if self.peers.add(Peer(rank, route, candidate.known.nonces, send_queue, time.monotonic())):
             logger.info("worker %d has come back", rank)
         self.left.discard(rank)
+        self._saved_as_left.discard(rank)
         self.done.discard(rank)
         self._returning.pop(rank, None)
 
@@ -287,7 +291,7 @@ class ShardJob:
 
     def _end_together(self) -> None:
         """Tell the workers that wait for the end once no worker needs anything any more."""
-        if len(self.left | self.lost | self.done) == self._terms.workers:
+        if len(self.left | self.lost | self.done | self._saved_as_left) == self._terms.workers:
             for peer in self.peers:
                 if peer.rank in self.done:
                     self._send(peer, Header(FrameKind.DONE))
@@ -337,7 +341,7 @@ class ShardJob:
             whose = (declaration, self._epoch, self._terms.shard, self._terms.shards)
             made = Snapshots(self._terms.snapshots, self._terms.every, *whose) if self._terms.snapshots else None
             self._keeping = SnapshotPolicy(self.parts, made)
-            self.left.update(self.parts.left)
+            self._saved_as_left = set(self.parts.left) - self.peers.ranks
             if under_way and not self.parts.begun:
                 raise PeerLost(
                     f"server {self._terms.shard} was started anew, and what it had updated is lost, for want of a "
@@ -407,13 +411,16 @@ class ShardJob:
             self._lose(rank, "it has not come back, as it meant to")
         if self._rejoin_deadline is not None and now > self._rejoin_deadline:
             self._rejoin_deadline = None
+            self.left |= self._saved_as_left
+            self._end_if_over()
             for rank in self._absent:
                 self._lose(rank, "it has not come back since this server was started anew")
         self._watch_for_deserters(now)
 
     @property
     def _absent(self) -> set[int]:
-        return set(range(self._terms.workers)) - self.peers.ranks - self.left - self.lost - self._returning.keys()
+        gone = self.left | self._saved_as_left | self.lost
+        return set(range(self._terms.workers)) - self.peers.ranks - gone - self._returning.keys()
 
     def _watch_for_deserters(self, now: float) -> None:
         """End a job whose workers are all gone without closing: it must not block other jobs for ever."""
@@ -427,7 +434,7 @@ class ShardJob:
 
     def _miss_the_left(self, now: float) -> None:
         """Fail the job if others are in a round that needs pushes of a worker that has closed."""
-        closed, owing = self.left | self.done, None
+        closed, owing = self.left | self._saved_as_left | self.done, None
         if self.parts is not None and closed and self.peers.ranks - closed:
             rounds = ((rank, self.parts.blocking_round(rank)) for rank in sorted(closed))
             owing = next(((rank, step) for rank, step in rounds if step is not None), None)
