@@ -13,7 +13,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-_ROUTING = "import foretrain.network.routing.kernels"
+_ROUTING = (
+    "from foretrain.network.routing import router\n"
+    "from tests.network.routing.networks import all_pairs, leaf_spine\n"
+    "for policy in ('ecmp', 'adaptive'):\n"
+    "    router(leaf_spine(), policy).paths(*all_pairs(leaf_spine()))"
+)
 _FLOAT16 = "import foretrain.comm.ps.server.float16"
 _COLLECTIVES = "from foretrain.comm.collectives import runners; runners.runner()"
 _CONGESTION = "import foretrain.comm.bounded.congestion"

@@ -16,6 +16,7 @@ class Prebuilt(BuildHookInterface[Any]):
         del version
         if folder := os.environ.get("FORETRAIN_PREBUILT"):
             build_data["force_include"][f"{folder}/device"] = "foretrain/live/device/prebuilt"
+            build_data["force_include"][f"{folder}/kernels"] = "foretrain/network/prebuilt"
             build_data["force_include"][f"{folder}/ring.so"] = "foretrain/comm/collectives/libring.so"
             build_data["pure_python"] = False
             build_data["tag"] = "py3-none-linux_x86_64"

@@ -51,6 +51,10 @@ def test_what_one_host_lacks_is_found_with_its_remedy(change, words):
     assert all(word in text for word in words), text
 
 
+def test_no_compiler_is_missed_where_nothing_is_left_to_compile():
+    assert findings(Diagnosis({0: replace(SOUND, compiler=None, built=True)})) == []
+
+
 def test_hosts_with_the_same_finding_share_a_sentence():
     lacking = replace(SOUND, compiler=None)
     (text,) = findings(Diagnosis({0: lacking, 1: SOUND, 2: lacking}))
@@ -142,4 +146,4 @@ def test_extras_are_those_of_the_project():
     for extra, (packages, _) in EXTRAS.items():
         asked = " ".join(extras[extra])
         assert all(package in asked for package in packages), extra
-    assert extras.keys() - EXTRAS.keys() == {"trainers", "examples", "docs", "test", "dev"}
+    assert extras.keys() - EXTRAS.keys() == {"examples", "docs", "test", "dev"}

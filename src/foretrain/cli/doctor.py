@@ -47,6 +47,7 @@ def doctor(
 
     from foretrain.doctor.facts import Diagnosis, host_facts, numbers
     from foretrain.doctor.findings import findings
+    from foretrain.live.device.native_build import is_built
 
     check_writable(json=json)
     patience = parse_time(timeout, "timeout") / SECOND
@@ -55,7 +56,7 @@ def doctor(
     if hosts is None:
         if rank is not None:
             raise ConfigError("rank", rank, "is of no use alone", "add --hosts HOST,HOST,...")
-        found = Diagnosis({0: host_facts()})
+        found = Diagnosis({0: host_facts(is_built())})
     else:
         addresses = _addresses(hosts)
         number = _rank(rank, len(addresses))
@@ -64,7 +65,7 @@ def doctor(
         from foretrain.doctor.session import diagnose
 
         sys.stderr.write(f"foretrain: host {number} waits for the others, at most {timeout}\n")
-        answer = diagnose(number, addresses, secret, host_facts(), patience, _tell)
+        answer = diagnose(number, addresses, secret, host_facts(is_built()), patience, _tell)
         if answer is None:
             sys.stdout.write(f"host {number} has been measured; host 0 prints what was found\n")
             return
@@ -166,6 +167,7 @@ def _host_tables(hosts: Mapping[int, HostFacts]) -> Sequence[Table]:
         tested = "" if package != "torch" or not number else ", tested" if was_tested(number) else ", not tested"
         made.add_row(package, f"{number or 'not installed'}{tested}")
     made.add_row("C++ compiler", facts.compiler or "none")
+    made.add_row("simulated GPU", "compiled" if facts.built else "to be compiled on first use")
     made.add_row("foretrain lab", f"lacks {', '.join(facts.lab_lacks)}" if facts.lab_lacks else "can be built")
     share = (
         f", {facts.cores / facts.local_ranks:.3g} for each of {facts.local_ranks} ranks" if facts.local_ranks else ""

@@ -45,6 +45,7 @@ class HostFacts:
         missing: packages that are not installed, by the extra of foretrain that needs them; none for a whole extra.
         torch_fault: why torch cannot be imported though it is installed.
         compiler: the C++ compiler that ``foretrain simulate`` would take.
+        built: whether ``foretrain simulate`` needs none any more.
         lab_lacks: what ``foretrain lab`` would lack here.
         cores: that this process may use.
         local_ranks: LOCAL_WORLD_SIZE.
@@ -61,6 +62,7 @@ class HostFacts:
     missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     torch_fault: str = ""
     compiler: str | None = None
+    built: bool = False
     lab_lacks: tuple[str, ...] = ()
     cores: int = 1
     local_ranks: int | None = None
@@ -127,6 +129,7 @@ EXTRAS = {
     "jax": (("jax", "optax"), "ft.jax: JAX with optax"),
     "mxnet": (("mxnet",), "ft.mxnet: MXNet, in an environment of its own"),
     "mpi": (("mpi4py",), "AllReduce(backend='mpi')"),
+    "trainers": (("transformers", "accelerate", "lightning", "ray"), "ft.lightning, ft.ray, Hugging Face's Trainer"),
     "report": (("jinja2", "perfetto"), "--html, --trace: pages and traces"),
     "sweep": (("joblib", "pyarrow"), "sweep: many scenarios"),
     "dask": (("dask", "distributed"), "sweep --backend dask"),
@@ -139,8 +142,8 @@ _MEGABIT = 125_000.0
 """Bytes per second."""
 
 
-def host_facts() -> HostFacts:
-    """Return the facts of this host; imports torch if there is one, which takes seconds."""
+def host_facts(built: bool = False) -> HostFacts:
+    """Return the facts of this host, and whether the simulated GPU is ``built``; imports torch, which takes seconds."""
     gpus, fault = _gpus()
     cores = len(os.sched_getaffinity(0))
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
@@ -155,6 +158,7 @@ def host_facts() -> HostFacts:
         },
         torch_fault=fault,
         compiler=_compiler(),
+        built=built,
         lab_lacks=(("root",) if os.geteuid() else ()) + tuple(name for name in ("ip", "tc") if not shutil.which(name)),
         cores=cores,
         local_ranks=int(ranks) if ranks.isdigit() and int(ranks) else None,

@@ -137,7 +137,7 @@ def _software(facts: HostFacts) -> Iterator[str]:
             f"torch {torch} is not among the tested releases ({TESTED[0].release} to {TESTED[-1].release}): check "
             f"results, or pip install 'torch=={TESTED[-1].release}.*'."
         )
-    if facts.compiler is None:
+    if facts.compiler is None and not facts.built:
         yield "no C++ compiler: simulate cannot build its device; install g++, or name yours in CXX."
 
 

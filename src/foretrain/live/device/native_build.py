@@ -29,9 +29,9 @@ from pathlib import Path
 from subprocess import PIPE
 from types import ModuleType
 
-from foretrain.errors import ForetrainError
+from foretrain.errors import ForetrainError, MissingExtra
 from foretrain.parent_death import end_with_parent, run_to_end
-from foretrain.torch_version import require_simulable_torch, torch_folder
+from foretrain.torch_version import require_simulable_torch, torch_folder, torch_version
 
 _log = logging.getLogger(__name__)
 
@@ -93,6 +93,14 @@ def built(progress: Progress | None = None) -> Path:
     """Return the compiled extension's path; compile it unless it is there."""
     name = _fingerprint(require_simulable_torch("the simulated GPU"))
     return _kept(name) or _compiled(name, _cache(), progress)
+
+
+def is_built() -> bool:
+    """Return whether there is nothing left to compile, or no PyTorch to compile for."""
+    try:
+        return _kept(_fingerprint(torch_version("the simulated GPU"))) is not None
+    except MissingExtra:
+        return True
 
 
 def _compiled(name: str, root: Path, progress: Progress | None = None) -> Path:

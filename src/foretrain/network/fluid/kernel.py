@@ -3,8 +3,6 @@
 Rates are exact. A *level* is a flow's rate per weight. The certificate of max-min fairness is that every flow has a
 saturated link on which no flow of its class has a higher level: its bottleneck. Classes are strict: a class shares what
 the classes before it leave.
-
-Everything is in this one file because numba's cache does not notice changes in the files that a kernel calls into.
 """
 
 # Note [Local refill]

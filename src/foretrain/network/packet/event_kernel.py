@@ -6,7 +6,7 @@ windows. Ports and hosts are the same functions; only the order of events is fou
 
 from __future__ import annotations
 
-from foretrain.network.jit import inside, packet_entry
+from foretrain.network.jit import entry, inside
 from foretrain.network.packet import state as c
 from foretrain.network.packet.host_rx import handle
 from foretrain.network.packet.host_tx import release
@@ -129,14 +129,14 @@ def happen(m, x, event, p, time):
             depart_first(m, event, link, time)
 
 
-@packet_entry
+@entry
 def load(m, event):
     """Put the first events of new flows into the heap."""
     release(m)
     take_over(m, event)
 
 
-@packet_entry
+@entry
 def run(m, x, event, trace, events):
     """Run at most ``events`` events; return the reason to stop, one of those in `state`."""
     for _ in range(events):

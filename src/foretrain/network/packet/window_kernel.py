@@ -18,7 +18,7 @@ as one: all arrivals and departures are merged, and the ports are searched for w
 
 from __future__ import annotations
 
-from foretrain.network.jit import inside, packet_entry
+from foretrain.network.jit import entry, inside
 from foretrain.network.packet import state as c
 from foretrain.network.packet.host_rx import handle, host_of
 from foretrain.network.packet.host_tx import release
@@ -279,7 +279,7 @@ def there(m, far):
     return (window + 1) << m[c.SHIFT] > m[c.UNTIL]
 
 
-@packet_entry
+@entry
 def load(m, far):
     """Put the first events of new flows into their windows."""
     release(m)
@@ -291,7 +291,7 @@ def load(m, far):
     m[c.OUT] = -1
 
 
-@packet_entry
+@entry
 def run(m, x, far, buffer, trace, windows):
     """Run at most ``windows`` windows; return the reason to stop, one of those in `state`."""
     for _ in range(windows):

@@ -1,7 +1,8 @@
-"""The hot loops of routing, compiled by numba; imported on first use, because numba takes longer than most commands.
+"""The hot loops of routing, compiled by numba when they are first called.
 
-They share one file on purpose: numba's cache on disk looks at the date of the file a kernel is in, and would not notice
-that a function it calls has changed in another.
+Imported on first use, because numba takes longer than most commands. What ``first``, ``links``, ``first_into``,
+``into``, ``forwards`` and ``unit`` are says `foretrain.network.routing.route_search.Ways`. Integers are int64 in every
+call: another type would compile a kernel a second time.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 import numpy as np
-from numba import njit
+
+from foretrain.network.jit import allocating, allocating_entry, entry
 
 SOURCE, TARGET, METRIC = 0, 1, 2
 """Columns of the links. The metric of a link that is down is 0."""
@@ -22,17 +24,12 @@ BEGIN, END, KNOWN, NEXT = 0, 1, 2, 3
 LOST = -1
 """The length of a path that does not exist."""
 
-OPTIONS = {"cache": True, "error_model": "numpy", "nogil": True}
-GRAPH = "int32[::1], int32[:, ::1], int32[::1], int32[::1], boolean[::1], boolean"
-"""first, links, first_into, into, forwards, unit: see `foretrain.network.routing.route_search.Ways`."""
-PATHS = "Tuple((int32[::1], int32[::1], int64))"
-
 
 # Note [Masks]
 # A hash is a uint32, held in an int64 and masked after every multiplication and addition. numba widens the product of
 # two uint32 without a word, plain Python never wraps, and numpy warns when it does: three different paths from one
 # source. Both multipliers are below 2**31, so that no product leaves an int64 either.
-@njit("int64(int64)", **OPTIONS)
+@entry
 def mix(x):
     """Map a uint32 to a uint32, one to one; each bit depends on all (hash-prospector's two-round function)."""
     x = (x ^ (x >> 16)) & MASK
@@ -42,7 +39,7 @@ def mix(x):
     return x ^ (x >> 15)
 
 
-@njit("int64(int64, int64, int64, int64)", **OPTIONS)
+@entry
 def flow_hash(source, target, connection, seed):
     """Hash a flow's 5-tuple; the source port is 14 bits of the connection, as a RoCEv2 flow label gives them."""
     label = (connection ^ (connection >> 20)) & 0xFFFFF
@@ -53,7 +50,7 @@ def flow_hash(source, target, connection, seed):
     return mix(key ^ (port << 16) ^ PORT)
 
 
-@njit("int64(int64, int64, int64, boolean, boolean)", **OPTIONS)
+@allocating
 def chosen(key, node, many, spread, polarised):
     """Return which of ``many`` links ``node`` sends a flow over: the first, or the one that its hash says."""
     if many == 1 or not spread:
@@ -63,7 +60,7 @@ def chosen(key, node, many, spread, polarised):
     return mix(key ^ mix((node + 0x9E3779B9) & MASK)) % many
 
 
-@njit(f"int64(int64, {GRAPH}, int64[::1], int32[::1])", **OPTIONS)
+@allocating
 def search(anchor, first, links, first_into, into, forwards, unit, distance, reached):
     """Find the distances to ``anchor`` of the nodes that forward: breadth first where each metric is 1, else
     Dijkstra's.
@@ -113,10 +110,7 @@ def search(anchor, first, links, first_into, into, forwards, unit, distance, rea
 # shortest paths and never too short elsewhere, so that the options on the way are those of a whole search.
 
 
-@njit(
-    "UniTuple(int64, 2)(int64, int64, int32[::1], int32[:, ::1], boolean[::1], int64, int64[::1], int32[::1])",
-    **OPTIONS,
-)
+@allocating
 def ball_around(source, anchor, first, links, forwards, size, ahead, inside):
     """Find the distances ``ahead`` from ``source``, exact up to the radius at which ``size`` nodes are ``inside``.
 
@@ -147,7 +141,7 @@ def ball_around(source, anchor, first, links, forwards, size, ahead, inside):
     return count, np.int64(FAR)
 
 
-@njit(f"int64(int64, int64, int64, {GRAPH}, int64[::1], int32[::1], int64[::1], int32[::1])", **OPTIONS)
+@allocating
 def search_between(
     source, anchor, size, first, links, first_into, into, forwards, unit, distance, reached, ahead, inside
 ):
@@ -186,13 +180,13 @@ def search_between(
     return count
 
 
-@njit("boolean(int32[:, ::1], int64, int64)", **OPTIONS)
+@allocating
 def few(flows, flow, pairs):
     """Return whether at most ``pairs`` flows, of which ``flow`` is the first, have the same anchor."""
     return flow + pairs >= len(flows) or flows[flow + pairs, 3] != flows[flow, 3]
 
 
-@njit("int64(int64, int32[::1], int32[:, ::1], int64[::1], int32[::1], int64)", **OPTIONS)
+@allocating
 def options(node, first, links, distance, pool, start):
     """Write the links over which shortest paths leave ``node`` into ``pool`` from ``start``; return their end."""
     best = np.int64(FAR)
@@ -211,7 +205,7 @@ def options(node, first, links, distance, pool, start):
     return end
 
 
-@njit("int64(int64, int32[:, ::1], int32[::1], int32[::1], int32[::1])", **OPTIONS)
+@allocating
 def last(target, links, first_into, into, pool):
     """Write the shortest links into a ``target`` that hangs at a single node; return how many there are."""
     best = np.int64(FAR)
@@ -227,7 +221,7 @@ def last(target, links, first_into, into, pool):
     return end
 
 
-@njit("int32[::1](int32[::1], int64, int64)", **OPTIONS)
+@allocating
 def put(hops, used, link):
     """Return ``hops`` with ``link`` in place ``used``, twice as long if that was full."""
     if used == len(hops):
@@ -236,7 +230,7 @@ def put(hops, used, link):
     return hops
 
 
-@njit("int64(int64, int64, int32[::1], int32[:, ::1], int64[::1], int32[::1], int32[:, ::1], int64)", **OPTIONS)
+@allocating
 def look_up(node, turn, first, links, distance, pool, slots, filled):
     """Make sure that the pool has the options of ``node``, once per search; return where it is filled up to."""
     if slots[KNOWN, node] != turn:
@@ -247,7 +241,7 @@ def look_up(node, turn, first, links, distance, pool, slots, filled):
     return filled
 
 
-@njit(f"{PATHS}(int32[:, ::1], {GRAPH}, int64, int64, boolean, boolean, int64)", **OPTIONS)
+@allocating_entry
 def hop_by_hop(flows, first, links, first_into, into, forwards, unit, ball, pairs, spread, polarised, seed):
     """Find paths on which each node chooses the next link by itself.
 
@@ -312,11 +306,7 @@ def hop_by_hop(flows, first, links, first_into, into, forwards, unit, ball, pair
 # lower maximum may have the larger sum, and a link elsewhere may make its maximum irrelevant.
 
 
-@njit(
-    "UniTuple(int64, 2)(int64, int64, int64, int64, int32[::1], int32[:, ::1], int64[::1], int32[::1], int32[:, ::1],"
-    " int64, int64[::1], int32[::1], int32[::1], int64)",
-    **OPTIONS,
-)
+@allocating
 def descend(top, anchor, mark, turn, first, links, distance, pool, slots, filled, seen, stack, order, count):
     """Append the nodes on shortest paths from ``top`` to ``order``, each after those that follow it on a path.
 
@@ -339,11 +329,7 @@ def descend(top, anchor, mark, turn, first, links, distance, pool, slots, filled
     return filled, count
 
 
-@njit(
-    "void(int32[::1], int32[:, ::1], int32[::1], float64, float64[::1], float64[::1], float64[::1], int32[:, ::1],"
-    " float64[:, ::1])",
-    **OPTIONS,
-)
+@allocating
 def lightest(order, links, pool, size, capacity, load, cost, slots, work):
     """Find the next link of the lightest path from each node of ``order``, for row NEXT; see Note [Least loaded].
 
@@ -370,7 +356,7 @@ def lightest(order, links, pool, size, capacity, load, cost, slots, work):
                 slots[NEXT, node] = pool[at]
 
 
-@njit(f"{PATHS}(int32[:, ::1], {GRAPH}, int64, int64, float64[::1], float64[::1], float64[::1])", **OPTIONS)
+@allocating_entry
 def least_loaded(flows, first, links, first_into, into, forwards, unit, ball, pairs, size, capacity, load):
     """Find paths one after the other, each over the least loaded links, and add them to ``load``.
 
