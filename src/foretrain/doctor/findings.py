@@ -112,7 +112,7 @@ def _chosen(facts: HostFacts, measured: AbstractSet[str]) -> Iterator[str]:
     for library, chosen in (("gloo", gloo_interface(facts)), ("NCCL", nccl_interface(facts))):
         if chosen is not None and chosen.name != "lo" and chosen.name not in measured:
             yield (
-                f"{library} would use {chosen.name} ({chosen.addresses[0]}), but other hosts were reached over {name}: "
+                f"{library} would use {chosen.name}, but other hosts were reached over {name}: "
                 f"set {library.upper()}_SOCKET_IFNAME={name}."
             )
     speed = _speed(facts, name)
