@@ -21,12 +21,17 @@ _ROUTING = (
 )
 _FLOAT16 = "import foretrain.comm.ps.server.float16"
 _COLLECTIVES = "from foretrain.comm.collectives import runners; runners.runner()"
-_CONGESTION = "import foretrain.comm.bounded.congestion"
+_BOUNDED = (
+    "import foretrain.comm.bounded.congestion, numpy; from foretrain.comm.bounded.optireduce import transform\n"
+    "for kind in ('float32', 'float64'): transform(numpy.zeros(3, kind), 1, False)"
+)
 _NETWORK = (
     "from foretrain.simulation import simulate; from foretrain.workload import zoo;"
     "simulate(zoo('alexnet'), '4x1xV100@10Gbps,ps=2', 'p3', trace=False);"
     "simulate(zoo('alexnet'), 'star:4@10Gbps', 'ddp', trace=False);"
-    "from foretrain.network.deployment_notation import deployment; deployment('dgx-h100:2')"
+    "from foretrain.network.deployment_notation import deployment; deployment('dgx-h100:2');"
+    "from tests.network.fluid.test_edges import Fluid, np, outcomes; outcomes();"
+    "Fluid(np.ones(1), bins=8).utilisation()"
 )
 _PACKETS = (
     "from tests.network.packet.test_twins import both, random_case\n"
@@ -55,7 +60,7 @@ def main() -> None:
         lambda: _device(say),
         run("routing kernels", "-c", _ROUTING),
         lambda: _allocator(say),
-        run("congestion control", "-c", _CONGESTION),
+        run("bounded loss", "-c", _BOUNDED),
         run("float16 kernels", "-c", _FLOAT16),
         run("collectives", "-c", _COLLECTIVES),
     ]
