@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 from foretrain.lab import remove
-from tests.markers import mark
+from tests.markers import PROCESSES, mark
 
 # A deadline would make a test depend on how busy the machine is; new draws each time would make it depend on chance.
 settings.register_profile("foretrain", deadline=None, derandomize=True)
@@ -22,9 +22,14 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by what they use, before ``-m`` selects."""
+    """Mark tests by what they use, before ``-m`` selects, and put first those that use processes.
+
+    The first of several workers gets them then, and the others take what it has not begun from the end: so only one
+    starts the servers that fork simulations and ranks, which import for ten seconds.
+    """
     for item in items:
         mark(item)
+    items.sort(key=lambda item: not any(item.get_closest_marker(name) for name in PROCESSES))
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+PROCESSES = ("ranks", "device", "lab", "process")
 _BY_FIXTURE = {
     ("nursery", "tests.plugins.torch.conftest"): "ranks",
     ("name", "tests.conftest"): "lab",
