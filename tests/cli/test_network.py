@@ -142,7 +142,7 @@ def test_collective_at_every_fidelity(level, capsys):
 def test_schedules_over_packets_take_longer(command, capsys):
     main(command.split())
     fluid = capsys.readouterr()
-    main([*command.split(), "--network", "packet", "--transport", "newreno(payload=4096B)", "--queues", "limit=1MB"])
+    main([*command.split(), "--network", "packet", "--transport", "newreno(payload=9000B)", "--queues", "limit=1MB"])
     packets = capsys.readouterr()
     assert "packet hops" not in fluid.err
     assert "packet level: " in packets.err

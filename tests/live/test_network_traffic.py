@@ -159,7 +159,7 @@ one_start = st.builds(
 
 
 @given(st.lists(one_start, min_size=1, max_size=8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_simulating_only_what_meets_is_simulating_everything(starts: list[Start]) -> None:
     """In any order of arrivals, and the second time, from memory, as the first."""
     where = place(SMALL)

@@ -58,7 +58,7 @@ def sent(place, before, after, noisy):
 @pytest.mark.parametrize(("name", "knob"), KNOBS, ids=lambda each: getattr(each, "name", each))
 def test_each_knob_that_changes_while_a_job_runs_changes_what_is_sent(name, knob, where):
     # Chunks of 10 kB would be ten thousand a step.
-    least = knob.grid[0] if knob.grid else max(knob.default // 16, 40_000)
+    least = knob.grid[0] if knob.grid else max(knob.default // 16, 160_000)
     most = knob.grid[-1] if knob.grid else knob.default * 16
     before, after = (Spec(name, {knob.name: knob.check(value)}) for value in (least, most))
     place = cluster(where)

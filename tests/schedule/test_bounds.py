@@ -31,7 +31,7 @@ def test_it_is_the_closed_form_to_the_last_picosecond_at_any_rate():
         assert bound(workload, place).time == closed_form(workload, place.cost.per_byte)
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(workloads())
 def test_it_is_carliers_formula_whatever_the_order(workload):
     job = job_on(workload, EXACT)

@@ -16,7 +16,7 @@ SLOW, AGAIN, STEPS = 12, 26, 40
 """From and to which step the link has half its bandwidth, and how many there are."""
 SOON = 10
 """Steps in which what is steady must be reached."""
-PLACES = {"resnet50": "4x1xV100@5Gbps,ps=4", "vgg16": "4x1xV100@25Gbps,ps=4", "inception_v3": "4x1xV100@4Gbps,ps=4"}
+PLACES = {"resnet50": "4x1xV100@5Gbps,ps=4", "vgg16": "4x1xV100@25Gbps,ps=4"}
 
 
 def steps_of(model, name):

@@ -155,8 +155,8 @@ def test_what_was_sent_is_somewhere_at_any_time(seed: int) -> None:
     kernel, looks, why = Slices(windows=True), 0, c.BREATH
     into_hosts = np.isin(network.target, network.ranks)
     kernel.load(ready.state)
-    while why != c.DONE_ALL and looks < 200:
-        why = kernel.step(ready.state, 7)
+    while why != c.DONE_ALL and looks < 80:
+        why = kernel.step(ready.state, 23)
         if why == c.GROW:
             grow(ready.state)
             continue
