@@ -57,6 +57,27 @@ def test_groups_act_together_however_they_are_made(way: tuple[str, ...]) -> None
     assert other.numbers["links"] == plain.numbers["links"]
 
 
+def test_a_slow_gpu_is_live_and_the_others_wait_for_it() -> None:
+    usual, slow = (
+        simulate("dgx-h100:1,ranks=0-3", "train.py", options=options)
+        for options in ((), ("--fault", "gpu:s0.gpu2=50%"))
+    )
+    assert slow.numbers["live"] == [0, 2]
+    first, other = slow.numbers["ranks"]
+    assert other["compute"] == pytest.approx(2 * usual.numbers["ranks"][0]["compute"], rel=0.05)
+    assert first["waiting"] > usual.numbers["ranks"][0]["waiting"]
+    assert slow.numbers["iteration_time"] > usual.numbers["iteration_time"]
+
+
+def test_a_faulty_link_slows_what_crosses_it() -> None:
+    usual, slow = (
+        simulate("2x1xA100@10Gbps", "train.py", options=options)
+        for options in ((), ("--fault", "link:host1-switch=10%"))
+    )
+    assert slow.numbers["live"] == [0, 1]
+    assert slow.numbers["ranks"][0]["communication"] > 3 * usual.numbers["ranks"][0]["communication"]
+
+
 def test_a_shift_by_an_uneven_all_to_all_takes_as_long_folded() -> None:
     def script():
         rank, world = dist.get_rank(), dist.get_world_size()

@@ -12,10 +12,11 @@ import pytest
 
 from foretrain.experiments.result_store import ResultStore
 from foretrain.recipe_search.api import step_time
-from foretrain.recipe_search.comparison import bound_by, front, ratio, sigma, why_slower
-from foretrain.recipe_search.evaluation import Account, RecipeRun, RunResult, RunSetting
+from foretrain.recipe_search.comparison import bound_by, front, interval, ratio, sigma, why_slower
+from foretrain.recipe_search.evaluation import Account, RecipeRun, RunResult, RunSetting, _account
 from foretrain.recipe_search.space import declared, expand
 from foretrain.recipe_search.strategy import NoRecipe, Search, SearchFindings
+from tests.report.conftest import simulated as simulated_ranks
 
 GIB = 2.0**30
 SPACE = {
@@ -201,3 +202,9 @@ def test_why_a_recipe_loses_names_what_it_has_more_of() -> None:
 
 def test_a_front_holds_what_nothing_beats_in_both() -> None:
     assert front([(1, 5), (2, 3), (3, 4), (2, 2), (4, 1)]) == [0, 3, 4]
+
+
+def test_a_recipes_interval_is_that_of_its_forecast():
+    forecast = simulated_ranks().forecast
+    account = _account(forecast, max(forecast.ranks, key=lambda rank: rank.mean("compute")), 0.0)
+    assert interval(account, forecast.stack_range) == pytest.approx([time / 1e12 for time in forecast.interval])

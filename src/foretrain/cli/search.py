@@ -45,6 +45,7 @@ class SearchOptions:
             megatron.
         cluster: as of foretrain simulate, e.g. dgx-h100:8.
         device: the cluster's GPUs, e.g. A100, or a file written by foretrain calibrate.
+        fault: as of foretrain simulate: worse links and GPUs, e.g. link:leaf3-spine1=10%, gpu:s0.gpu3=80%.
         factor: as of foretrain simulate: a number, or a framework with a fitted factor.
         goal: what to minimise for a token: time (step), time with failures (goodput), money (cost) or energy.
         price: of a GPU's hour, in any currency; by default a list price, which is printed with its date.
@@ -69,6 +70,7 @@ class SearchOptions:
     space: str
     cluster: ClusterName = "dgx-h100:1"
     device: str | None = None
+    fault: tuple[str, ...] = ()
     factor: str = "1"
     goal: Literal["step", "cost", "energy", "goodput"] = "step"
     price: float | None = None
@@ -119,6 +121,7 @@ def _start(options: SearchOptions, script: Sequence[str]) -> None:
         with searching() as progress:
             result = find(
                 words, options.space, options.cluster, module=module, device=options.device, factor=options.factor,
+                faults=options.fault,
                 store=store, budget=budget, goal=options.goal, price=options.price,
                 failures=failures, checkpoint_every=every, compare_with=options.compare_with,
                 exhaustive=options.exhaustive, jobs=options.jobs, backend=options.backend, address=options.address,

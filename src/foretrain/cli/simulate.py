@@ -66,6 +66,8 @@ class SimulateOptions:
         costs: a file that says what kernels cost that are not PyTorch's, e.g. Triton's (docs/live/kernels.md).
         stand_ins: libraries that a script may import though they are not installed: all, none, or names with commas
             between: apex, flash_attn, transformer_engine, triton.
+        fault: links and GPUs that are worse than their kind, e.g. link:leaf3-spine1=10%, link:leaf3-spine1=down,
+            gpu:s0.gpu3=80%.
         memory: overrides GPU memory, e.g. 120GiB, to find the peak that a script would need.
         record_operators: file to write with the operators that the script launches, for foretrain calibrate.
         schedule: policy that exchanges DistributedDataParallel's gradients, e.g. prophet or
@@ -93,6 +95,7 @@ class SimulateOptions:
     device: str | None = None
     costs: Path | None = None
     stand_ins: str = "all"
+    fault: tuple[str, ...] = ()
     memory: str | None = None
     record_operators: Path | None = None
     tokens: int | None = None
@@ -177,7 +180,7 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
     from foretrain.live.rank_processes import OutOfMemory, ScriptFailed
     from foretrain.live.simulate import plan_differences
     from foretrain.live.simulate import simulate as run
-    from foretrain.network.deployment_notation import equipped
+    from foretrain.network.deployment_notation import equipped, with_faults
     from foretrain.planner import SavedPlan, requested_schedule
     from foretrain.report.findings import SimulationFindings
     from foretrain.report.simulation import SimulationProgress, show, show_comparison
@@ -186,7 +189,7 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
     with native_build.building() as wait:
         with patience(PREPARING):
             where, calibration = equipped(options.cluster, options.device)
-            where = where.simulated(network_fidelity)
+            where = with_faults(where, options.fault).simulated(network_fidelity)
         if options.nproc is not None and options.nproc != where.total_gpus:
             remedy = f"leave it out, or give a cluster of {options.nproc} GPUs"
             raise ConfigError("nproc", options.nproc, f"is not the cluster's {where.total_gpus} GPUs", remedy)

@@ -98,6 +98,7 @@ class Refold:
         self._heard: set[int] = set()
         self._named: int | None = None  # the rank that the script of a fake world says it is
         self._singled_out: dict[int, str] = {}
+        self._slow = [rank for rank, _ in settings.slow]
 
     def run(self) -> RunOutcome:
         """Run the ranks until all have ended; raise as `foretrain.live.simulate.simulate` does."""
@@ -147,7 +148,13 @@ class Refold:
             return Folding(world, (self._named,), [self._named] * world)
         number = None if self._live == "auto" else int(self._live)
         return Folding.discover(
-            world, groups, families, self._messages, heard=self._heard or (0,), also=self._singled_out, n=number
+            world,
+            groups,
+            families,
+            self._messages,
+            heard=self._heard or (0,),
+            also={*self._slow, *self._singled_out},
+            n=number,
         )
 
     def _gathered(self, folding: Folding) -> list[str]:

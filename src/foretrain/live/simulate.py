@@ -122,6 +122,7 @@ def simulate(
         costs=costs and str(costs.absolute()),
         stand_ins=stand_ins,
         memory=memory,
+        slow=_slow_ranks(where),
         measured_host=host == "measured",
     )
     device, measured = settings.measured()
@@ -131,6 +132,9 @@ def simulate(
         factor=stack_factor(device, factor),
         launch=host_launch(device, factor) if launch is None else launch,
     )
+
+    if live == "auto" and where.topology.faulty_links:
+        live = "all"  # what one link does to some groups, no other rank can stand for
 
     def run(settings: RankSettings) -> RunOutcome:
         return Refold(where, settings, live, kept, watch, warm).run()
@@ -174,6 +178,12 @@ def _settings(script: Sequence[str], where: Deployment, module: bool) -> RankSet
         gpus=_per_server(where),
         store="",
     )
+
+
+def _slow_ranks(where: Deployment) -> tuple[tuple[int, float], ...]:
+    nodes, ranks = where.topology.nodes, where.topology.ranks
+    slowdowns = ((rank, nodes[ranks[place]].slowdown) for rank, place in enumerate(where.members))
+    return tuple((rank, slowdown) for rank, slowdown in slowdowns if slowdown != 1)
 
 
 def _per_server(where: Deployment) -> int:

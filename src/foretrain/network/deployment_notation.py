@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,46 @@ def equipped(text: str, device: str | None = None) -> tuple[Deployment, Path | N
     if where.device is None:
         raise ConfigError("cluster", text, "does not say which GPUs it has", "add e.g. ',device=H100'")
     return where if "collective=" in text else dataclasses.replace(where, collective=chosen, _memo={}), path
+
+
+_FAULT = re.compile(r"(link|gpu):([^=]+)=(down|[0-9]{1,3}(?:\.[0-9]{1,6})?%)")
+_FAULTS = (
+    "write e.g. link:leaf3-spine1=10%, link:leaf3-spine1=down or gpu:s0.gpu3=80%; foretrain topology show names nodes"
+)
+
+
+def with_faults(where: Deployment, faults: Sequence[str]) -> Deployment:
+    """Return the cluster with links that carry, or GPUs that compute, only this much of what they should.
+
+    Args:
+        where: the cluster.
+        faults: e.g. ``"link:leaf3-spine1=10%"``, both ways; ``"link:leaf3-spine1=down"``; ``"gpu:s0.gpu3=80%"``.
+
+    Raises:
+        ConfigError: a fault is written wrongly, or names what the cluster does not have.
+    """
+    made = where.topology
+    for text in faults:
+        match = _FAULT.fullmatch(text.strip())
+        part = 0.0 if match is None or match[3] == "down" else float(match[3][:-1]) / 100
+        if match is None or part > 1 or (match[1] == "gpu" and not part):
+            raise ConfigError("fault", text, "is no fault", _FAULTS)
+        try:
+            made = made.straggling({match[2]: 1 / part}) if match[1] == "gpu" else _degraded(made, match[2], part)
+        except ConfigError as error:
+            raise error.at(f"fault {text!r}") from None
+    return dataclasses.replace(where, topology=made, _memo={})
+
+
+def _degraded(made: Topology, ends: str, part: float) -> Topology:
+    """Return the topology with ``part`` of the rate on all links between two nodes; 0 takes them down."""
+    names = {node.name for node in made.nodes}
+    cuts = [(ends[:at], ends[at + 1 :]) for at, letter in enumerate(ends) if letter == "-"]
+    found = next((cut for cut in cuts if names.issuperset(cut)), cuts[0] if cuts else (ends, ""))
+    for source, target in (found, found[::-1]):
+        links = made.between(source, target)
+        made = made.changed(links, rate=float(made.rate[links[0]]) * part) if part else made.changed(links, up=False)
+    return dataclasses.replace(made, faulty_links=True)
 
 
 def _described(text: str) -> Deployment:

@@ -16,7 +16,7 @@ from foretrain.experiments.result_store import ResultStore
 from foretrain.launch import launched
 from foretrain.live.device import native_build
 from foretrain.network.deployment import Deployment
-from foretrain.network.deployment_notation import equipped
+from foretrain.network.deployment_notation import equipped, with_faults
 from foretrain.recipe_search import evaluation
 from foretrain.recipe_search.bill import Bill, Failures, bill_of
 from foretrain.recipe_search.evaluation import Account, RunResult, RunSetting, script_digest
@@ -69,6 +69,7 @@ def search(
     module: bool = False,
     device: str | None = None,
     factor: str | float = 1.0,
+    faults: Sequence[str] = (),
     store: Path | None = None,
     budget: float | None = None,
     goal: Goal = "step",
@@ -91,6 +92,7 @@ def search(
         module: the script is a module's name.
         device: the cluster's GPUs, or a file of their measurements.
         factor: of the framework's efficiency, or its name.
+        faults: of links and GPUs; see `foretrain.network.deployment_notation.with_faults`.
         store: folder that keeps outcomes, so that an interrupted search goes on; None keeps none.
         budget: seconds after which no simulation starts.
         goal: what to minimise for a token, or a step where the space does not say how many tokens it has: time, time
@@ -117,14 +119,14 @@ def search(
     if budget is not None and budget <= 0:
         raise ConfigError("budget", budget, "is no time", "write e.g. 10min")
     check_workers(jobs, backend, address)
-    where, _ = equipped(cluster, device)
+    where = with_faults(equipped(cluster, device)[0], faults)
     recipes = expand(declared(space), words, where.total_gpus, _gpus_per_server(where))
     own = None if compare_with is None else recipes.find(compare_with)
     native_build.built()
     assert where.device is not None
     bill = bill_of(where.device, where.total_gpus, price, failures, checkpoint_every)
     objective = _objective(goal, bill)
-    setting = RunSetting(cluster, module, str(factor), device, script_digest(words[0], module))
+    setting = RunSetting(cluster, module, str(factor), device, script_digest(words[0], module), tuple(faults))
     deadline = float("inf") if budget is None else time.monotonic() + budget
     with ExitStack() as stack:
         folder = store or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="foretrain-")), "store")

@@ -50,6 +50,12 @@ def sigma(account: Account) -> float:
     return math.hypot(account.spread, EXCHANGE_SIGMA * account.exposed)
 
 
+def interval(account: Account, stack_range: float) -> tuple[float, float]:
+    """Return between which times a measured step lies with a probability of 95 %, s, as ``Forecast.interval`` does."""
+    width = math.exp(math.hypot(stack_range, 2 * sigma(account) / account.time))
+    return account.time / width, account.time * width
+
+
 def ratio(mine: Account, other: Account) -> Ratio:
     """Return the step's time of ``mine`` over that of ``other``; see Note [Shared errors]."""
     names = {*mine.kernels, *other.kernels}

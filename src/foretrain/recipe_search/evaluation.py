@@ -23,7 +23,7 @@ from foretrain.live.rank_processes import OutOfMemory, ScriptFailed, WarmForkSer
 from foretrain.live.refold import ProgressCallbacks
 from foretrain.live.simulate import Simulated, simulate
 from foretrain.network.deployment import Deployment
-from foretrain.network.deployment_notation import equipped
+from foretrain.network.deployment_notation import equipped, with_faults
 from foretrain.network.fidelity import Fidelity
 from foretrain.units import to_seconds
 
@@ -68,6 +68,7 @@ class RunResult(msgspec.Struct, frozen=True, omit_defaults=True):
         reason: why it failed, in the script's own words.
         usable: bytes of a GPU's memory that a script can have.
         peak: FLOP/s of a GPU in dense bf16; 0 where it has none.
+        stack_range: that of `foretrain.live.forecast.Forecast`.
         live: ranks that ran as processes.
         seconds: that it took.
         cpu: seconds that this machine computed for it.
@@ -80,6 +81,7 @@ class RunResult(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str = ""
     usable: int = 0
     peak: float = 0.0
+    stack_range: float = 0.0
     live: int = 0
     seconds: float = 0.0
     cpu: float = 0.0
@@ -96,6 +98,7 @@ class RunSetting:
         factor: see `foretrain.live.simulate.simulate`.
         device: the cluster's GPUs; None leaves those it has.
         digest: of the script's file.
+        faults: of links and GPUs, see `foretrain.network.deployment_notation.with_faults`.
     """
 
     cluster: str
@@ -103,6 +106,7 @@ class RunSetting:
     factor: str = "1"
     device: str | None = None
     digest: str = ""
+    faults: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +144,7 @@ def run(asked: RecipeRun) -> RunResult:
     warm, output = _warm()
     output.seek(0)
     output.truncate()
-    where, calibration = _where(asked.setting.cluster, asked.setting.device)
+    where, calibration = _where(asked.setting.cluster, asked.setting.device, asked.setting.faults)
     began, computed = time.perf_counter(), time.process_time() + warm.cpu
     try:
         done = simulate(
@@ -185,9 +189,9 @@ def close() -> None:
 
 
 @lru_cache(maxsize=8)
-def _where(cluster: str, device: str | None) -> tuple[Deployment, Path | None]:
+def _where(cluster: str, device: str | None, faults: tuple[str, ...]) -> tuple[Deployment, Path | None]:
     where, calibration = equipped(cluster, device)
-    return where.simulated(Fidelity("fluid")), calibration
+    return with_faults(where, faults).simulated(Fidelity("fluid")), calibration
 
 
 _ERROR = re.compile(r"^(?:\S+: )?(?:error: .+|\w*(?:Error|Exception|Exit)\b.*)$")
@@ -211,6 +215,7 @@ def _result(name: str, done: Simulated) -> RunResult:
         _account(forecast, slowest, _carried(done)),
         usable=done.usable,
         peak=arithmetic.peak if arithmetic else 0.0,
+        stack_range=forecast.stack_range,
         live=len(forecast.ranks),
         unknown=forecast.unknown,
     )

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from foretrain.files import write_atomically
 from foretrain.recipe_search import SearchResult
-from foretrain.recipe_search.comparison import bound_by, front, ratio, sigma, why_slower
+from foretrain.recipe_search.comparison import bound_by, front, interval, ratio, sigma, why_slower
 from foretrain.recipe_search.evaluation import Account
 from foretrain.recipe_search.strategy import RecipeState
 from foretrain.report.document import BLUE, GREY, LINE, ORANGE, Card, Figure, document
@@ -113,9 +113,11 @@ def cells(result: SearchResult, candidate: RecipeState) -> dict[str, str]:
     account, winner = account_of(candidate), result.found.winner
     outcome = candidate.outcome or next(iter(candidate.pieces.values()))
     value, error = per_token_ratio(candidate, winner)
+    low, high = interval(account, outcome.stack_range)
     row = {
         "recipe": str(candidate.recipe),
-        "step": f"{format_time(account.time * SECOND)} ± {format_time(2 * sigma(account) * SECOND)}",
+        "step": format_time(account.time * SECOND),
+        "95 %": f"{format_time(low * SECOND)} to {format_time(high * SECOND)}",
         "× winner": "1" if candidate is winner else f"{value:.3f} ± {error:.3f}",
     }
     if candidate.recipe.tokens:
@@ -154,7 +156,9 @@ def numbers(result: SearchResult) -> dict[str, Any]:
         row: dict[str, Any] = {"values": one.recipe.values, "status": one.status, "reason": one.reason}
         if one.account is not None:
             value, error = per_token_ratio(one, found.winner)
+            outcome = one.outcome or next(iter(one.pieces.values()))
             row |= {"seconds": one.account.time, "sigma": sigma(one.account), "memory": one.account.reserved}
+            row["interval"] = interval(one.account, outcome.stack_range)
             row |= {"flops_per_gpu": one.account.flops / one.account.time, "tokens": one.recipe.tokens}
             row |= {"ratio": value, "ratio_error": error, "indistinguishable": one.recipe.number in tied}
             row |= {name: getattr(one.account, name) for name in ("compute", "exposed", "waiting", "idle")}

@@ -62,6 +62,7 @@ class Prices:
         measured: durations measured on such a device.
         costs: of kernels by name.
         remembering: whether to keep the calls, for `write`.
+        slowdown: multiplies every duration: this GPU is slower than its kind.
     """
 
     def __init__(
@@ -72,7 +73,9 @@ class Prices:
         *,
         costs: KernelCosts | None = None,
         remembering: bool = False,
+        slowdown: float = 1.0,
     ) -> None:
+        self._slowdown = slowdown
         self._costs = costs or KernelCosts()
         self._models = {(False, True): OperatorModel(device, factor, measured=measured)}
         self._unknown: Counter[str] = Counter()
@@ -92,7 +95,7 @@ class Prices:
             self._unknown[call.operator] += 1
         number = PROVENANCES.index(estimate.provenance)
         name = call.operator.rpartition(".")[2] if operator == LAUNCH else operator
-        return estimate.time, name, number, getattr(what, "flops", 0), estimate.sigma
+        return round(estimate.time * self._slowdown), name, number, getattr(what, "flops", 0), estimate.sigma
 
     def _estimate(
         self, call: OperatorCall, given: KernelArguments, model: OperatorModel
@@ -109,7 +112,7 @@ class Prices:
     def fused(self, moved: int) -> tuple[int, int]:
         """Return duration in ps and provenance of a fused kernel that moves this many bytes."""
         estimate = self._model(*_tf32()).estimate(MemoryWork(moved))
-        return estimate.time, PROVENANCES.index(estimate.provenance)
+        return round(estimate.time * self._slowdown), PROVENANCES.index(estimate.provenance)
 
     def _model(self, products: bool, convolutions: bool) -> OperatorModel:
         """Return the model for FP32 in TF32 or not; measurements, made with PyTorch's defaults, are taken for all."""

@@ -101,8 +101,9 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
     gpu, measured = settings.measured()
     costs = KernelCosts() if settings.costs is None else kernel_costs.load(settings.costs)
     prices = operator_cost.Prices(
-        gpu, settings.factor, measured, costs=costs, remembering=settings.operators is not None
-    )
+        gpu, settings.factor, measured, costs=costs, remembering=settings.operators is not None,
+        slowdown=dict(settings.slow).get(rank, 1.0),
+    )  # fmt: skip
     device.set_price(prices)
     device.connect(socket)
     device.set_tracing(settings.tracing)

@@ -34,6 +34,7 @@ class RankSettings:
         launch: ps the host spends on launching a kernel.
         measured_host: whether it spends this machine's CPU time instead.
         factor: by which every predicted time of an operator is multiplied, for a framework's own efficiency.
+        slow: ranks whose GPUs are slower than their kind, each with how many times longer they compute.
         tracing: whether every kernel is logged, or only runs of them.
         calibration: a file of what was measured on the device, or None.
         costs: a file of what kernels of the script's own cost, or None.
@@ -56,6 +57,7 @@ class RankSettings:
     launch: Time = LAUNCH
     measured_host: bool = False
     factor: float = 1.0
+    slow: tuple[tuple[int, float], ...] = ()
     tracing: bool = False
     memory: int | None = None
     reserve: int = 1 << 30
@@ -73,7 +75,7 @@ class RankSettings:
     def from_json(text: str) -> RankSettings:
         """Decode the output of `to_json`."""
         fields = json.loads(text)
-        return RankSettings(**fields | {name: tuple(fields[name]) for name in ("script", "stand_ins")})
+        return RankSettings(**fields | {name: tuple(fields[name]) for name in ("script", "stand_ins", "slow")})
 
     def measured(self) -> tuple[Device, Calibration | None]:
         """Return the device, and what was measured on it.

@@ -75,6 +75,7 @@ class Topology:
         metric: what routing adds up to find the shortest path, int32 of shape (links,), at least 1.
         up: whether a link works, bool of shape (links,).
         background: bytes/s that other traffic takes, float64 of shape (links,).
+        faulty_links: whether some links are unlike their kind, so that no rank can stand for another.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Topology:
     metric: NDArray[np.int32]
     up: NDArray[np.bool_]
     background: NDArray[np.float64]
+    faulty_links: bool = False
 
     @property
     def links(self) -> int:

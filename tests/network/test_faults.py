@@ -1,0 +1,43 @@
+"""Links and GPUs that are worse than their kind, by their notation."""
+
+import pytest
+
+from foretrain.errors import ConfigError
+from foretrain.network.deployment_notation import place, with_faults
+
+WHERE = place("dgx-h100:2")
+
+
+def test_a_link_carries_less_both_ways_and_nothing_when_down():
+    usual = WHERE.topology
+    slow = with_faults(WHERE, ["link:unit0.rail0-s0.nic0=10%"]).topology
+    for ends in (("unit0.rail0", "s0.nic0"), ("s0.nic0", "unit0.rail0")):
+        link = slow.between(*ends)
+        assert slow.rate[link] == pytest.approx(0.1 * usual.rate[link])
+    assert slow.faulty_links
+    assert (slow.rate != usual.rate).sum() == 2
+    down = with_faults(WHERE, ["link:unit0.rail0-s0.nic0=down"]).topology
+    assert (~down.up).sum() == 2
+
+
+def test_a_gpu_computes_longer():
+    made = with_faults(WHERE, ["gpu:s1.gpu3=80%"])
+    assert made.slowdown == pytest.approx(1.25)
+    assert not made.topology.faulty_links
+    assert WHERE.slowdown == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("link:a-b", "is no fault; write e.g. link:leaf3-spine1=10%"),
+        ("link:unit0.rail0-s0.nic0=110%", "is no fault"),
+        ("gpu:s0.gpu0=0%", "is no fault"),
+        ("gpu:s0.gpu0=down", "is no fault"),
+        ("gpu:s0.gpu99=50%", "did you mean"),
+        ("link:s0.gpu0-s1.gpu0=50%", "does not exist; s0.gpu0 is linked to"),
+    ],
+)
+def test_what_is_no_fault_is_refused(text, message):
+    with pytest.raises(ConfigError, match=message):
+        with_faults(WHERE, [text])
