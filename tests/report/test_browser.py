@@ -43,7 +43,7 @@ def pages(comparison: Comparison, done: Simulated, tmp_path_factory: pytest.Temp
     return {name: folder / f"{name}.html" for name in texts}
 
 
-@pytest.mark.parametrize(("name", "figures"), [("compare", 4), ("simulate", 6), ("topology", 1)])
+@pytest.mark.parametrize(("name", "figures"), [("compare", 4), ("simulate", 7), ("topology", 1)])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_every_width_shows_every_figure_without_overflow(browser, pages, name: str, figures: int, dark: bool):
     for width, height in SIZES:

@@ -83,7 +83,7 @@ def _rows(tiers: NDArray[np.int64], near: list[list[int]]) -> tuple[list[float],
             x[point] = left[above] + number % columns
             y[point] = top + 0.8 + row if above else float(tiers[point]) - row
         left[above] += columns + (1 if len(groups) > 1 else 0)
-    width = max(*left.values(), 2.0) - 1
+    width = max(*left.values(), 1.0) - (1 if len(groups) > 1 else 0)
     for tier in sorted(set(tiers.tolist()) - {int(tiers.min())}):
         points = np.flatnonzero(tiers == tier).tolist()
         below = {p: [x[other] for other in near[p] if tiers[other] < tier] for p in points}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +187,7 @@ def page(result: SearchResult, path: Path) -> None:
     out = [one for one in result.found.candidates if one.status in _OUT]
     count = len(indistinguishable(result))
     cards = [
-        Card("Step", rows[0]["step"], f"{result.best}"),
+        Card("Step", rows[0]["step"], f"95 %: {rows[0]['95 %']}; {result.best}"),
         Card("Bound by", bound_by(winner), "where the step's time goes"),
         Card("Memory", f"{rows[0]['GiB']} GiB", "of each GPU at its peak"),
         Card("As good", f"{count}", "other recipes that cannot be told from the winner"),
@@ -211,26 +211,34 @@ def page(result: SearchResult, path: Path) -> None:
 
 def _steps(result: SearchResult) -> Figure:
     shown = listed(result)[:_BARS]
+    scales, title = _per_tokens(shown)
     figure = Figure(30 * len(shown) + 120, barmode="stack")
     for key, (name, color) in _PARTS.items():
         accounts = [account_of(one) for one in shown]
         figure.add_bar(
-            x=[getattr(one, key) for one in accounts],
+            x=[getattr(one, key) * scale for one, scale in zip(accounts, scales, strict=True)],
             y=[str(one.recipe) for one in shown],
             name=name,
             marker={"color": color},
             customdata=[f"{getattr(one, key) / one.time:.1%} of the step" for one in accounts],
             hovertemplate="<b>%{y}</b><br>" + name + ": %{customdata}",
         )
-    figure.update_xaxes(title="step (s)")
+    figure.update_xaxes(title=title)
     figure.update_yaxes(autorange="reversed")
     return figure
 
 
+def _per_tokens(shown: Sequence[RecipeState]) -> tuple[list[float], str]:
+    """Return what makes times of steps comparable: factors for a million tokens, where they are known; and a title."""
+    if not all(one.recipe.tokens for one in shown):
+        return [1.0] * len(shown), "step (s)"
+    return [1e6 / (one.recipe.tokens or 1.0) for one in shown], "seconds for a million tokens"
+
+
 def _front(result: SearchResult) -> Figure:
     shown = listed(result)
-    tokens = all(one.recipe.tokens for one in shown)
-    times = [account_of(one).time / (one.recipe.tokens or 1.0) * (1e6 if tokens else 1.0) for one in shown]
+    scales, title = _per_tokens(shown)
+    times = [account_of(one).time * scale for one, scale in zip(shown, scales, strict=True)]
     memory = [account_of(one).reserved / 2**30 for one in shown]
     best = front(list(zip(times, memory, strict=True)))
     names = [str(one.recipe) for one in shown]
@@ -250,5 +258,5 @@ def _front(result: SearchResult) -> Figure:
             hovertemplate="<b>%{customdata}</b><br>%{x:.1f} GiB, %{y:.4g} s",
         )
     figure.update_xaxes(title="memory of a GPU at its peak (GiB)")
-    figure.update_yaxes(title="seconds for a million tokens" if tokens else "step (s)")
+    figure.update_yaxes(title=title)
     return figure
