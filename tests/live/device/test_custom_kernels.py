@@ -162,6 +162,7 @@ def test_libraries_that_are_not_installed_have_stand_ins() -> None:
     from flash_attn.bert_padding import pad_input, unpad_input
     from flash_attn.layers.rotary import apply_rotary_emb
     from flash_attn.losses.cross_entropy import CrossEntropyLoss
+    from flash_attn.ops.triton.layer_norm import RMSNorm, layer_norm_fn
     from transformer_engine.common.recipe import DelayedScaling, Float8BlockScaling
 
     def took(call):
@@ -191,6 +192,15 @@ def test_libraries_that_are_not_installed_have_stand_ins() -> None:
     assert pad_input(kept, indices, 2, 3).shape == (2, 3, 5)
     angles = torch.randn(4096, 64, **half)
     assert apply_rotary_emb(q, angles, angles).shape == q.shape
+    x, added = (torch.randn(2, 4096, 4096, **half, requires_grad=True) for _ in range(2))
+    fused_norm = RMSNorm(4096, **half)
+    alone, _ = took(lambda: fused_norm(x))
+    summed, (y, total) = took(lambda: layer_norm_fn(x, fused_norm.weight, None, added, prenorm=True, is_rms_norm=True))
+    assert 1.9 * alone < summed < 2.1 * alone  # it reads and writes one more
+    (y + total).sum().backward()
+    assert x.grad.shape == added.grad.shape == x.shape
+    with pytest.raises(NotImplementedError, match="rowscale"):
+        layer_norm_fn(x, fused_norm.weight, None, rowscale=x)
     logits = torch.randn(4096, 32000, **half, requires_grad=True)
     CrossEntropyLoss()(logits, torch.zeros(4096, dtype=torch.int64, device="cuda")).backward()
     assert logits.grad.shape == logits.shape

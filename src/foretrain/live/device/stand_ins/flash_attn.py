@@ -146,11 +146,48 @@ def apply_rotary_emb(x: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any) ->
     return fused("flash_attn::rotary", (x, cos, sin), Like(x))
 
 
+def layer_norm_fn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None = None,
+    x1: Tensor | None = None,
+    weight1: Tensor | None = None,
+    bias1: Tensor | None = None,
+    eps: float = 1e-6,
+    dropout_p: float = 0.0,
+    rowscale: Tensor | None = None,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    is_rms_norm: bool = False,
+    return_dropout_mask: bool = False,
+) -> Any:
+    """Return the norm of ``x``, or of its sum with ``residual``, and with ``prenorm`` that sum too; one kernel."""
+    if return_dropout_mask or any(one is not None for one in (x1, weight1, bias1, rowscale)):
+        told = "layer_norm_fn: x1, weight1, bias1, rowscale and return_dropout_mask are not simulated; leave them out"
+        raise NotImplementedError(told)
+    inputs = tuple(one for one in (x, weight, bias, residual) if one is not None)
+    if residual is None and not prenorm:
+        return fused("flash_attn::layer_norm", inputs, Like(x))
+    dtype = torch.float32 if residual is None and residual_in_fp32 else (x if residual is None else residual).dtype
+    made = fused("flash_attn::layer_norm", inputs, Like(x), Like(x, dtype=dtype))
+    return made if prenorm else made[0]
+
+
+def rms_norm_fn(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any, **named: Any) -> Any:
+    """Return what `layer_norm_fn` does."""
+    return layer_norm_fn(x, weight, bias, *rest, **named)
+
+
 class RMSNorm(torch.nn.RMSNorm):
     """RMS norm of ``hidden_size`` numbers."""
 
     def __init__(self, hidden_size: int, eps: float = 1e-5, device: Any = None, dtype: Any = None, **_: Any) -> None:
         super().__init__(hidden_size, eps, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None, **named: Any) -> Any:
+        """Return what `layer_norm_fn` does."""
+        return layer_norm_fn(x, self.weight, None, residual, **named)
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -185,4 +222,5 @@ submodule(
 submodule(f"{__name__}.bert_padding", index_first_axis, index_put_first_axis, unpad_input, pad_input)
 submodule(f"{__name__}.layers.rotary", apply_rotary_emb)
 submodule(f"{__name__}.ops.rms_norm", RMSNorm, rms_norm)
+submodule(f"{__name__}.ops.triton.layer_norm", RMSNorm, layer_norm_fn, rms_norm_fn)
 submodule(f"{__name__}.losses.cross_entropy", CrossEntropyLoss)
