@@ -56,65 +56,75 @@ class _Gather(torch.autograd.Function):
 
 class _Columns(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, anchor: Tensor, values: Tensor, inverse: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(values, inverse, weight)
-        ctx.shape = anchor.shape
-        w8, of_w = quantize(weight, FORWARD, "tensorwise")
-        return _product(values, inverse, w8, of_w, weight.dtype).unflatten(0, anchor.shape[:-1])
+    def forward(ctx, anchor: Tensor, values: Tensor, inverse: Tensor, weight: Tensor, given: Tensor) -> Tensor:
+        ctx.save_for_backward(values, inverse, given)
+        ctx.shape, ctx.dtype = anchor.shape, weight.dtype
+        w8, of_w = quantize(given, FORWARD, "tensorwise")
+        return product(values, inverse, w8, of_w, weight.dtype).unflatten(0, anchor.shape[:-1])
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None, Tensor]:
-        values, inverse, weight = ctx.saved_tensors
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None, Tensor, None]:
+        values, inverse, given = ctx.saved_tensors
         g8, of_g = quantize(gradient.flatten(0, 1), BACKWARD, "tensorwise")
-        of_input, of_weight = _gradients(g8, of_g, values, inverse, weight)
-        return of_input.view(ctx.shape), None, None, of_weight
+        of_input, of_weight = gradients(g8, of_g, values, inverse, given, ctx.dtype)
+        return of_input.view(ctx.shape), None, None, of_weight, None
 
 
 class _Rows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.group = group
+    def forward(ctx, x: Tensor, weight: Tensor, given: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.save_for_backward(x, given)
+        ctx.group, ctx.dtype = group, weight.dtype
         x8, of_x = quantize(x.flatten(0, 1), FORWARD, "tensorwise")
-        w8, of_w = quantize(weight, FORWARD, "tensorwise")
-        part = _product(x8, of_x, w8, of_w, x.dtype).unflatten(0, x.shape[:2])
+        w8, of_w = quantize(given, FORWARD, "tensorwise")
+        part = product(x8, of_x, w8, of_w, x.dtype).unflatten(0, x.shape[:2])
         return funcol.reduce_scatter_tensor(part, "sum", 1, group)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, weight = ctx.saved_tensors
+    def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        x, given = ctx.saved_tensors
         g8, of_g = _gathered(gradient, BACKWARD, ctx.group)
         x8, of_x = quantize(x.flatten(0, 1), FORWARD, "tensorwise")
-        of_input, of_weight = _gradients(g8, of_g, x8, of_x, weight)
-        return of_input.view(x.shape), of_weight, None
+        of_input, of_weight = gradients(g8, of_g, x8, of_x, given, ctx.dtype)
+        return of_input.view(x.shape), of_weight, None, None
 
 
-def _product(a: Tensor, of_a: Tensor, b: Tensor, of_b: Tensor, out: torch.dtype) -> Tensor:
+def product(a: Tensor, of_a: Tensor, b: Tensor, of_b: Tensor, out: torch.dtype) -> Tensor:
     """``a @ b.T`` of (rows, inner) and (columns, inner), both in float8."""
     return torch._scaled_mm(a, b.t(), scale_a=of_a, scale_b=of_b, out_dtype=out)
 
 
-def _gradients(g8: Tensor, of_g: Tensor, x8: Tensor, of_x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def gradients(
+    g8: Tensor, of_g: Tensor, x8: Tensor, of_x: Tensor, given: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Of a product's input and weight, by its output's (tokens, columns) and its input (tokens, inner)."""
-    w8, of_w = quantize(weight, FORWARD, "tensorwise")
-    of_input = _product(g8, of_g, w8.t().contiguous(), of_w, weight.dtype)
-    return of_input, _product(g8.t().contiguous(), of_g, x8.t().contiguous(), of_x, weight.dtype)
+    w8, of_w = quantize(given, FORWARD, "tensorwise")
+    of_input = product(g8, of_g, w8.t().contiguous(), of_w, dtype)
+    return of_input, product(g8.t().contiguous(), of_g, x8.t().contiguous(), of_x, dtype)
 
 
-class Columns(Float8Linear):
+class _SplitLinear(Float8Linear):
+    @property
+    def both(self) -> tuple[Tensor, Tensor]:
+        """This rank's part of the weight, and that in float8 if it was gathered so."""
+        weight = _local(self.weight)
+        return weight, weight.detach() if self.values is None else self.values
+
+
+class Columns(_SplitLinear):
     """Its weight is split by columns of the output; takes what `GatherInput` hands it."""
 
     def forward(self, input: Gathered) -> Tensor:  # noqa: A002 (nn.Linear's name)
-        return _Columns.apply(*input, _local(self.weight))
+        return _Columns.apply(*input, *self.both)
 
 
-class Rows(Float8Linear):
+class Rows(_SplitLinear):
     """Its weight is split by columns of the input; its output is split along the sequence."""
 
     group: ProcessGroup
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.Linear's name)
-        return _Rows.apply(input, _local(self.weight), self.group)
+        return _Rows.apply(input, *self.both, self.group)
 
 
 def _local(weight: Tensor) -> Tensor:
@@ -130,7 +140,7 @@ class Split(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         module.__class__ = self.kind
         module.group = device_mesh.get_group()
-        placement: Placement = Shard(0 if self.kind is Columns else 1)
+        placement: Placement = Shard(0 if issubclass(self.kind, Columns) else 1)
 
         def split(_name: str, layer: nn.Module, mesh: DeviceMesh) -> None:
             layer.weight = nn.Parameter(distribute_tensor(layer.weight, mesh, [placement]))

@@ -81,7 +81,7 @@ class Attention(nn.Module):
             k, v = k.repeat_interleave(self.each, 2), v.repeat_interleave(self.each, 2)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         if self.context:
-            mixed = ring_attention(*(part.contiguous() for part in (q, k, v)), self.context, wide=True)
+            mixed = ring_attention(*(part.contiguous() for part in (q, k, v)), self.context, gathered=True)
         else:
             mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.wo(mixed.transpose(1, 2).flatten(2))

@@ -1,12 +1,17 @@
 """Causal attention over a sequence that is spread over ranks (Liu et al., Ring attention, ICLR'24).
 
-Each rank has two chunks of 2n, number r and number 2n-1-r, so that all have the same to do; keys and values go round
-while the rank computes on those that came before. Partial results join by their log-sum-exp, and the gradient of each
-part follows from the joint output and log-sum-exp, as in FlashAttention's own backward pass over blocks.
+Each rank has two chunks of 2n, number r and number 2n-1-r, so that all have the same to do. Partial results join by
+their log-sum-exp, and the gradient of each part follows from the joint output and log-sum-exp, as in FlashAttention's
+own backward pass over blocks. Keys and values travel as in one of two stacks:
+
+- Transformer Engine's send them round by messages, while the rank computes on those that came before.
+- PyTorch's ``context_parallel`` gathers those of all ranks (its ``allgather``, the default of torchtitan), shifts their
+  gradients by all-to-all, and sums up in float32. In a compiled graph each of these is waited for where it stands.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 import torch
@@ -70,8 +75,7 @@ def fuse() -> None:
 
 def _start(tensors: tuple[Tensor, ...], group: ProcessGroup) -> tuple[list[Tensor], list[dist.Work]]:
     """Sends ``tensors`` to the next rank of the ring and receives the previous one's: these, once they have come."""
-    rank, ranks = group.rank(), group.size()
-    ahead, behind = (dist.get_global_rank(group, (rank + step) % ranks) for step in (1, -1))
+    ahead, behind = (dist.get_global_rank(group, one) for one in _neighbours(group.rank(), group.size()))
     tensors = tuple(tensor.contiguous() for tensor in tensors)
     arriving = [torch.empty_like(tensor) for tensor in tensors]
     sends = [P2POp(dist.isend, tensor, ahead, group) for tensor in tensors]
@@ -82,6 +86,45 @@ def _start(tensors: tuple[Tensor, ...], group: ProcessGroup) -> tuple[list[Tenso
 def _finish(works: list[dist.Work]) -> None:
     for work in works:
         work.wait()
+
+
+def _travelling(k: Tensor, v: Tensor, group: ProcessGroup, gathered: bool) -> Iterator[tuple[Tensor, ...]]:
+    """Keys and values of each step: the rank's own, and then those of the ranks before it."""
+    rank, ranks = group.rank(), group.size()
+    if gathered:
+        own = torch.cat((k.flatten(), v.flatten()))
+        whole = own.new_empty(ranks * own.numel())
+        dist.all_gather_into_tensor(whole, own, group=group)
+        yield k, v
+        for step in range(1, ranks):
+            parts = whole.chunk(ranks)[(rank - step) % ranks].chunk(2)
+            yield tuple(part.view_as(k) for part in parts)
+        return
+    here: tuple[Tensor, ...] = k, v
+    for step in range(ranks):
+        coming, works = _start(here, group) if step < ranks - 1 else (here, [])
+        yield here
+        _finish(works)
+        here = tuple(coming)
+
+
+def _shifted(tensors: tuple[Tensor, ...], group: ProcessGroup, gathered: bool) -> tuple[Tensor, ...]:
+    """The previous rank's ``tensors``, all of one shape, for those of this rank."""
+    if not gathered:
+        arriving, works = _start(tensors, group)
+        _finish(works)
+        return tuple(arriving)
+    rank, ranks = group.rank(), group.size()
+    leaving = torch.cat([tensor.flatten() for tensor in tensors])
+    came = torch.empty_like(leaving)
+    to, from_ = ([leaving.numel() * (other == one) for other in range(ranks)] for one in _neighbours(rank, ranks))
+    dist.all_to_all_single(came, leaving, from_, to, group=group)
+    return tuple(part.view_as(tensors[0]) for part in came.chunk(len(tensors)))
+
+
+def _neighbours(rank: int, ranks: int) -> tuple[int, int]:
+    """The ranks after and before it in the ring."""
+    return (rank + 1) % ranks, (rank - 1) % ranks
 
 
 def _seen(step: int, rank: int, length: int) -> tuple[slice, slice, bool]:
@@ -98,24 +141,20 @@ def _seen(step: int, rank: int, length: int) -> tuple[slice, slice, bool]:
 
 
 @torch.library.custom_op("accuracy::ring", mutates_args=())
-def _forward(q: Tensor, k: Tensor, v: Tensor, name: str, kernel: str, wide: bool) -> tuple[Tensor, Tensor]:
+def _forward(q: Tensor, k: Tensor, v: Tensor, name: str, kernel: str, gathered: bool) -> tuple[Tensor, Tensor]:
     """The output and its log-sum-exp."""
     group = _resolve_process_group(name)
-    rank, ranks, length = group.rank(), group.size(), q.shape[2]
-    here, works = (k, v), []
+    rank, length = group.rank(), q.shape[2]
     output = weight = q
-    for step in range(ranks):
-        coming, works = _start(here, group) if step < ranks - 1 else (here, [])
+    for step, here in enumerate(_travelling(k, v, group, gathered)):
         queries, keys, causal = _seen(step, rank, length)
         part = _attend(q[:, :, queries], here[0][:, :, keys], here[1][:, :, keys], causal, kernel)
         if step == 0:
-            output, weight = part.output.float() if wide else part.output, part.weight
+            output, weight = part.output.float() if gathered else part.output, part.weight
         elif queries == slice(0, length):
             output, weight = join(output, weight, *part)
         else:
             output[:, :, queries], weight[:, :, queries] = join(output[:, :, queries], weight[:, :, queries], *part)
-        _finish(works)
-        here = tuple(coming)
     return output.to(q.dtype), weight
 
 
@@ -129,34 +168,31 @@ def _backward(
     weight: Tensor,
     name: str,
     kernel: str,
-    wide: bool,
+    gathered: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of queries, keys and values."""
     group, length = _resolve_process_group(name), q.shape[2]
-    rank, ranks = group.rank(), group.size()
-    here, totals = (k, v), (q, k, v)
-    for step in range(ranks):
-        coming, works = _start(here, group) if step < ranks - 1 else (here, [])
-        queries, keys, causal = _seen(step, rank, length)
+    travelling, totals = _travelling(k, v, group, gathered), (q, k, v)
+    here = next(travelling)
+    for step in range(group.size()):
+        queries, keys, causal = _seen(step, group.rank(), length)
         part = Part(output[:, :, queries], weight[:, :, queries])
         blocks = (q[:, :, queries], here[0][:, :, keys], here[1][:, :, keys])
         found = _attend_backward(gradient[:, :, queries], *blocks, part, causal, kernel)
         if step == 0:
-            totals = tuple(one.float() if wide else one for one in found)
+            totals = tuple(one.float() if gathered else one for one in found)
         else:
             for total, part_of, more in zip(totals, (queries, keys, keys), found, strict=True):
                 total[:, :, part_of] += more
-        _finish(works)
+        here = next(travelling, here)
         # Gradients of keys follow them round, one step behind, and come home with the last.
-        travelling, works = _start(totals[1:], group)
-        _finish(works)
-        totals, here = (totals[0], *travelling), tuple(coming)
-    of_q, of_k, of_v = (total.to(one.dtype) for total, one in zip(totals, (q, k, v), strict=True))
+        totals = (totals[0], *_shifted(totals[1:], group, gathered))
+    of_q, of_k, of_v = (total.to(one.dtype, copy=gathered) for total, one in zip(totals, (q, k, v), strict=True))
     return of_q, of_k, of_v
 
 
 @_forward.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, name: str, kernel: str, wide: bool) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, name: str, kernel: str, gathered: bool) -> tuple[Tensor, Tensor]:
     return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
@@ -178,11 +214,11 @@ _forward.register_autograd(_differentiate, setup_context=_save)
 
 
 def ring_attention(
-    q: Tensor, k: Tensor, v: Tensor, group: ProcessGroup, kernel: Kernel = "flash", *, wide: bool = False
+    q: Tensor, k: Tensor, v: Tensor, group: ProcessGroup, kernel: Kernel = "flash", *, gathered: bool = False
 ) -> Tensor:
     """Attention of the queries here to all keys of ``group`` before them: (batch, heads, two chunks, head) each.
 
-    ``kernel`` is whose attention CUDA runs; on CUDA, keys and values may have fewer heads. ``wide`` sums up in float32,
-    as PyTorch's own ring does.
+    ``kernel`` is whose attention CUDA runs; on CUDA, keys and values may have fewer heads. ``gathered`` is the second
+    of the two ways above.
     """
-    return _forward(q, k, v, group.group_name, kernel, wide)[0]
+    return _forward(q, k, v, group.group_name, kernel, gathered)[0]

@@ -89,17 +89,17 @@ def test_kept_outcomes_are_of_todays_commands(accuracy):
 
 
 def test_intervals_hold_what_they_promise(accuracy):
-    """Over published runs, and of each family with enough of them to tell 90 from 98 %."""
+    """Over published runs, and of each group that has a range of its own, as it has enough of them."""
     import trust
 
     rows = accuracy.read()[0]
     found = [one for one in accuracy.kept.current(rows, accuracy.kept.load()).values() if one.predicted]
-    families = Counter(one.family for one in found)
+    groups = Counter(map(trust.group, found))
 
     assert 0.9 <= trust.coverage(found) <= 0.98
-    for family, count in families.items():
+    for group, count in groups.items():
         if count >= trust.FEW:
-            assert 0.9 <= trust.coverage([one for one in found if one.family == family]) <= 0.98, family
+            assert 0.9 <= trust.coverage([one for one in found if trust.group(one) == group]) <= 0.98, group
 
 
 def test_a_range_holds_nineteen_of_twenty(accuracy, two):

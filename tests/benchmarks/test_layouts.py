@@ -68,6 +68,7 @@ TINY = f"megatron.py {SMALL} --layers 2 --hidden 32 --heads 4 --global-batch 4 -
         f"{LLAMA} --batch 2 --recompute selective",
         f"{LLAMA} --batch 2 --float8 tensorwise --recompute full",
         f"{LLAMA} --batch 2 --float8 tensorwise --tp 2",
+        f"{LLAMA} --batch 2 --float8 tensorwise --tp 2 --async-tp --recompute full",
         f"{LLAMA} --batch 2 --float8 rowwise --tp 2 --reduce bfloat16",
         f"{MPT} --micro-batch 4 --recompute full",
         f"{MPT} --micro-batch 4 --float8",
