@@ -93,6 +93,19 @@ def test_slurm_starts_one_torchrun_a_node(tmp_path):
     assert started.endswith("--schedule auto -- train.py --lr 1")
 
 
+@pytest.mark.process  # two seconds to import
+def test_the_manifest_has_no_field_that_its_schemas_do_not():
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    for schema, manifest in zip(
+        (models.IoK8sApiCoreV1Secret, models.TrainerV1alpha1TrainJob),
+        yaml.safe_load_all((TRAINERS / "kubernetes.yaml").read_text()),
+        strict=True,
+    ):
+        assert (
+            schema.from_dict(manifest).to_dict() == manifest
+        )  # values of wrong types raise, unknown fields are left out
+
+
 def test_the_manifest_gives_the_job_its_secret():
     secret, job = yaml.safe_load_all((TRAINERS / "kubernetes.yaml").read_text())
     trainer = job["spec"]["trainer"]
