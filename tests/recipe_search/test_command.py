@@ -10,6 +10,10 @@ import pytest
 
 from foretrain.cli.search import run_command
 from foretrain.errors import ConfigError
+from foretrain.live.rank_processes import WarmForkServers
+from foretrain.live.simulate import simulate
+from foretrain.network.deployment_notation import equipped
+from foretrain.network.fidelity import Fidelity
 from foretrain.recipe_search import SearchResult
 from foretrain.report.recipes import indistinguishable, numbers, page, summary_lines
 from tests.live.command import _require_device
@@ -75,6 +79,36 @@ def test_a_search_ranks_recipes_of_a_script(tmp_path: Path) -> None:
     again = _search(tmp_path, "--json", "again.json")
     assert json.loads((tmp_path / "again.json").read_text())["winner"] == found["winner"]
     assert again.returncode == 0, again.stderr
+
+
+COMPILED = """
+import sys
+import torch
+
+double = torch.compile(lambda x: torch.nn.functional.gelu(x) * 2)
+width = int(sys.argv[1])
+model = torch.nn.Linear(width, width, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+while True:
+    double(model(torch.randn(width, width, device="cuda"))).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.smoke
+def test_simulations_that_share_an_activated_device_forecast_what_one_alone_does(tmp_path: Path) -> None:
+    _require_device()
+    script = tmp_path / "train.py"
+    script.write_text(COMPILED)
+    where = equipped("H100", None)[0].simulated(Fidelity("fluid"))
+
+    def step(width: int, warm: WarmForkServers | None) -> int:
+        return simulate([str(script), str(width)], where, steps=3, warm=warm).forecast.iteration_time
+
+    with Path(os.devnull).open("w") as output, WarmForkServers(output.fileno()) as warm:
+        shared = [step(width, warm) for width in (4096, 8192, 4096)]
+    alone = step(4096, None)
+    assert shared[0] == shared[2] == alone < shared[1]
 
 
 @pytest.mark.parametrize(

@@ -82,13 +82,16 @@ class WarmForkServers:
         self._control.close()
         self._process.wait()
 
-    def fork(self, control: socket.socket) -> _ForkedServer:
-        """Fork a fork server that serves ``control``."""
-        socket.send_fds(self._control, [b"{}"], [control.fileno(), self._output])
+    def fork(self, control: socket.socket, settings: RankSettings) -> _ForkedServer:
+        """Fork a fork server that serves ``control``, and will be told ``settings``."""
+        asked = json.dumps({"settings": settings.to_json()}).encode()
+        socket.send_fds(self._control, [asked], [control.fileno(), self._output])
         told = self._control.recv(_LINE)
         if not told:
             raise ForetrainError("the process that starts simulations has ended; what it wrote says why")
-        return _ForkedServer(json.loads(told)["forked"])
+        answer = json.loads(told)
+        self.cpu += answer["cpu"]
+        return _ForkedServer(answer["forked"])
 
 
 class _ForkedServer:
@@ -194,7 +197,7 @@ class Ranks:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control = ours
         with theirs:
-            self._process = _fork_server(theirs) if self._warm is None else self._warm.fork(theirs)
+            self._process = _fork_server(theirs) if self._warm is None else self._warm.fork(theirs, self._settings)
         ours.sendall(json.dumps({"settings": self._settings.to_json()}).encode())
         while not (message := self._receive()).get("ready"):
             if "failed" in message:

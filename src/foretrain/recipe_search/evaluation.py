@@ -1,7 +1,7 @@
 """One run of a recipe: the simulation of the unmodified script, in a worker of a search, and the numbers of it.
 
-A worker keeps the cluster, and a process with PyTorch imported (`foretrain.live.rank_processes.WarmForkServers`), so
-that a short simulation takes about a second.
+A worker keeps the cluster, and processes with PyTorch imported and the device activated
+(`foretrain.live.rank_processes.WarmForkServers`), so that a short simulation takes about a second.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Search for the best recipe: short simulations of all, whole ones of those that may be the best.
+"""Search for the best recipe: short simulations of large ones, whole ones of those that may be the best.
 
 # Note [Short runs]
 A step repeats the same work: for each micro-batch, and for each layer. What a step takes, needs in memory and launches
 is then linear in the number of either, once the pipeline is full, and bilinear in both. So a recipe is run at two sizes
 of each, and extended: with sizes l and h, the size f has (h - f)/(h - l) of the one and (f - l)/(h - l) of the other.
 How far this is off is seen where a recipe is also run whole, and every recipe is that could be the best within twice
-the largest such error. The winner is always run whole.
+the largest such error. The winner is always run whole. A recipe without smaller runs is run whole at once: starting a
+run that is not much smaller costs more than it saves.
 
 # Note [Sure bounds]
 A recipe is left alone as soon as something shows that it cannot be the best. The runs with the fewest micro-batches
@@ -83,8 +84,8 @@ class RecipeState:
 
     @property
     def firsts(self) -> int:
-        """Return how many of the smaller runs have the fewest micro-batches."""
-        return max(len(self.shorts) // 2, 1)
+        """Return how many of the smaller runs have the fewest micro-batches; 0 where there are none."""
+        return len(self.shorts) // 2
 
     @property
     def out(self) -> bool:
@@ -166,6 +167,7 @@ class Search:
         if self._exhaustive:
             self._whole(everything)
         else:
+            self._whole([one for one in everything if not one.shorts])
             self._short(everything, first=True)
             promising = sorted((one for one in self._going()), key=lambda one: one.bound)
             self._short(promising[: 2 * self._pool.count], first=False)
@@ -203,10 +205,10 @@ class Search:
     # Waves of simulations
 
     def _short(self, candidates: Iterable[RecipeState], *, first: bool) -> None:
-        """Make the first smaller runs of candidates, or all others; a whole one of few steps where there is none."""
+        """Make the first smaller runs of candidates, or all others."""
         work: list[tuple[RecipeState, int]] = []
         for one in candidates:
-            pieces = one.firsts if first else max(len(one.shorts), 1)
+            pieces = one.firsts if first else len(one.shorts)
             work += [(one, piece) for piece in range(pieces) if piece not in one.pieces]
         self._wave("short simulations", work)
 
@@ -262,8 +264,7 @@ class Search:
     def _run_of(self, candidate: RecipeState, piece: int) -> RecipeRun:
         if piece < 0:
             return RecipeRun(self._setting, candidate.recipe.argv, self._space.file.steps)
-        argv = candidate.shorts[piece].argv if candidate.shorts else candidate.recipe.argv
-        return RecipeRun(self._setting, argv, min(_SHORT_STEPS, self._space.file.steps))
+        return RecipeRun(self._setting, candidate.shorts[piece].argv, min(_SHORT_STEPS, self._space.file.steps))
 
     def _needless(self, candidate: RecipeState) -> bool:
         if candidate.recipe.number in self._also and candidate.status in _POSSIBLE:
@@ -306,14 +307,13 @@ class Search:
 
     def _estimate(self, candidate: RecipeState) -> None:
         """Extend what the smaller runs of a candidate tell; see Note [Short runs] and Note [Sure bounds]."""
-        shorts = candidate.shorts or (ShortRun(candidate.recipe.argv, 1.0),)
         if all(piece in candidate.pieces for piece in range(candidate.firsts)):
             candidate.bound = self._objective(self._least(candidate), candidate.recipe)
-        if len(candidate.pieces) < len(shorts) or candidate.out:
+        if len(candidate.pieces) < len(candidate.shorts) or candidate.out:
             return
         outcome = candidate.pieces[0]
         accounts = [piece.account for _, piece in sorted(candidate.pieces.items())]
-        candidate.account = combined([one for one in accounts if one], [short.weight for short in shorts])
+        candidate.account = combined([one for one in accounts if one], [short.weight for short in candidate.shorts])
         candidate.status = "estimated"
         if candidate.account.reserved > _MEMORY_MARGIN * outcome.usable:
             candidate.status = "memory"
@@ -324,11 +324,9 @@ class Search:
         """Return the account, with the least time that the whole can take, of a run with the fewest micro-batches."""
         pieces = range(candidate.firsts)
         accounts = [found for piece in pieces if (found := candidate.pieces[piece].account)]
-        weights, times = [1.0], 1.0
-        if candidate.shorts:
-            weights = [candidate.shorts[piece].weight for piece in pieces]
-            weights = [weight / sum(weights) for weight in weights]
-            times = self._space.batches(candidate.recipe)
+        weights = [candidate.shorts[piece].weight for piece in pieces]
+        weights = [weight / sum(weights) for weight in weights]
+        times = self._space.batches(candidate.recipe)
         account = combined(accounts, weights)
         products = sum(time for name, time in account.kernels.items() if _PRODUCT.search(name))
         return msgspec.structs.replace(account, time=max(account.time, products * times, account.carried))

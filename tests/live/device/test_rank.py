@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from foretrain.live.device.fork_server import _torch_imports, preload
+from foretrain.live.device.fork_server import _script_sources, _torch_imports, preload
 from foretrain.live.device.operator_cost import HostOptimizerStep, host_bandwidth
 from foretrain.live.device.settings import RankSettings
 from foretrain.units import SECOND
@@ -131,6 +131,14 @@ def main():
     import torchvision
 """
     assert set(_torch_imports(source)) == {"torch.nn.functional", "torch.distributed.fsdp", "torch.utils"}
+
+
+def test_imports_are_read_from_a_script_and_from_files_beside_it_that_it_imports(tmp_path: Path) -> None:
+    texts = {"train": "import model\n", "model": "import train, layers, os\n", "layers": "import (", "other": "pass\n"}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    script = RankSettings((str(tmp_path / "train.py"),), "H100", 1, 1, "/store")
+    assert sorted(_script_sources(script)) == sorted(texts[name] for name in ("train", "model", "layers"))
 
 
 @pytest.mark.parametrize("text", ["import torch.no_such_module, torch.utils.dlpack", "\0", "import ("])

@@ -11,8 +11,11 @@ with a negative signal number for a rank that was killed, or ``{"failed": "why"}
 which holds its ranks, their workers, and compilers. When its socket closes, or who started it dies, it removes the
 folder of the run and ends the group; and the kernel ends a rank when the fork server dies.
 
-With ``--warm`` before FD it forks fork servers instead, one for each message, with two descriptors beside it: the
-socket that the fork server serves, and what its ranks write to. It tells ``{"forked": pid}``.
+With ``--warm`` before FD it forks fork servers instead, one for each message ``{"settings": …}``, with two descriptors
+beside it: the socket that the fork server serves, and what its ranks write to. It tells ``{"forked": pid, "cpu":
+seconds}``, the CPU time that preparing it took. Simulations that differ in their arguments alone share more than
+PyTorch's import: a *template*, a process in which the device is activated, and all is imported that the script will
+import. It forks their fork servers.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -45,8 +49,8 @@ _LINE = 1 << 16
 _STACK = 64 << 20
 
 
-def main(descriptor: int) -> None:
-    """Serve until the socket closes."""
+def main(descriptor: int, activated: ModuleType | None = None) -> None:
+    """Serve until the socket closes; ``activated`` is the device where this process was forked from a template."""
     signal.signal(signal.SIGTERM, lambda *_: _end_group())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process decides what ends
     _die_with_parent(signal.SIGTERM)
@@ -58,8 +62,10 @@ def main(descriptor: int) -> None:
                 return
             settings = RankSettings.from_json(json.loads(told)["settings"])
             signal.signal(signal.SIGTERM, lambda *_: _end_group(settings))
-            device = native_build.load(lambda done, every: _send(control, building=[done, every]))
-            _prepare(device, settings)
+            device = activated or native_build.load(lambda done, every: _send(control, building=[done, every]))
+            if activated is None:
+                _activate(device, settings)
+            _prepare_run(settings)
         except (ForetrainError, ImportError, OSError) as error:
             _send(control, failed=str(error))
             return
@@ -78,30 +84,79 @@ def serve_warm(descriptor: int) -> None:
             with suppress(ImportError):
                 importlib.import_module(name)
         gc.freeze()
+        templates: dict[RankSettings, socket.socket] = {}
         while True:
             told, descriptors = _receive(control)
             if not told:
                 return
-            served, output = descriptors
-            pid = os.fork()
-            if pid == 0:
-                control.close()
-                _become_fork_server(served, output)
-            os.close(served)
-            os.close(output)
-            _send(control, forked=pid)
+            settings = RankSettings.from_json(json.loads(told)["settings"]).of_device()
+            if settings not in templates:
+                templates[settings] = _fork_template(settings, descriptors, [control, *templates.values()])
+            socket.send_fds(templates[settings], [b"{}"], descriptors)
+            for each in descriptors:
+                os.close(each)
+            control.sendall(templates[settings].recv(_LINE))
 
 
-def _become_fork_server(served: int, output: int) -> None:
+def _fork_template(
+    settings: RankSettings, descriptors: Sequence[int], inherited: Iterable[socket.socket]
+) -> socket.socket:
+    """Fork a process that activates the device, and forks a fork server for each message over the returned socket.
+
+    It writes where the first of these writes to, and keeps neither that one's ``descriptors`` nor ``inherited`` open.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork():
+        theirs.close()
+        return ours
+    try:
+        _die_with_parent(signal.SIGKILL)
+        for each in (ours, *inherited):
+            each.close()
+        _write_to(descriptors[1])
+        for each in descriptors:
+            os.close(each)
+        _serve_template(theirs, settings)
+    finally:
+        os._exit(1)
+
+
+def _serve_template(control: socket.socket, settings: RankSettings) -> None:
+    _deepen_stack()
+    device = None
+    with suppress(Exception):  # the fork server meets it again, and tells
+        loaded = native_build.load()
+        _activate(loaded, settings)
+        if any("torch.compile" in source for source in _script_sources(settings)):
+            _import_all(_COMPILING)
+        gc.collect()
+        gc.freeze()
+        device = loaded
+    computed = 0.0
+    while True:
+        told, descriptors = _receive(control)
+        if not told:
+            return
+        served, output = descriptors
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            _become_fork_server(served, output, device)
+        os.close(served)
+        os.close(output)
+        before, computed = computed, time.process_time()
+        _send(control, forked=pid, cpu=computed - before)
+
+
+def _become_fork_server(served: int, output: int, activated: ModuleType | None) -> None:
     """Serve as a fork server does, in a process that was forked for it; never returns."""
     status = 1
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
-        for stream in (1, 2):
-            os.dup2(output, stream)
+        _write_to(output)
         os.close(output)
-        main(served)
+        main(served, activated)
         status = 0
     except BaseException as error:
         sys.stderr.write(f"foretrain: {error}\n")
@@ -110,7 +165,12 @@ def _become_fork_server(served: int, output: int) -> None:
         os._exit(status)
 
 
-def _prepare(device: ModuleType, settings: RankSettings) -> None:
+def _write_to(output: int) -> None:
+    for stream in (1, 2):
+        os.dup2(output, stream)
+
+
+def _activate(device: ModuleType, settings: RankSettings) -> None:
     """Activate the device, and import what the script will import, so that ranks share it."""
     from foretrain.live.device import rank
 
@@ -122,6 +182,12 @@ def _prepare(device: ModuleType, settings: RankSettings) -> None:
         importlib.import_module("foretrain.live.device.simulated_ddp")
     gc.collect()
     gc.freeze()  # else the first collection in a rank would touch, and so copy, every object
+
+
+def _prepare_run(settings: RankSettings) -> None:
+    from foretrain.live.device import rank
+
+    rank.prepare_run(settings)
 
 
 class _RankForker:
@@ -242,19 +308,38 @@ _OFTEN = (
 """Modules that many scripts import, too."""
 
 
+_COMPILING = (
+    *("torch._dynamo.backends.common", "torch._functorch.partitioners"),
+    *("torch._inductor.decomposition", "torch._inductor.pattern_matcher"),
+)
+"""Modules that ``torch.compile`` imports: a second, which a script may never need."""
+
+
 def preload(settings: RankSettings) -> None:
-    """Import the modules of PyTorch that the script names; errors are left to the script."""
-    for name in dict.fromkeys([*_ALWAYS, *_torch_imports(_script_source(settings))]):
+    """Import the modules of PyTorch that the script and files beside it name; errors are left to the script."""
+    _import_all([*_ALWAYS, *(name for source in _script_sources(settings) for name in _torch_imports(source))])
+
+
+def _import_all(names: Iterable[str]) -> None:
+    for name in dict.fromkeys(names):
         with suppress(Exception):
             importlib.import_module(name)
 
 
-def _script_source(settings: RankSettings) -> str:
-    """Return the source of a script; not of a module, whose package would have to run to find it."""
-    try:
-        return "" if settings.module else Path(settings.script[0]).read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return ""
+def _script_sources(settings: RankSettings) -> list[str]:
+    """Return the sources of a script and of files beside it that it imports.
+
+    Of a module there are none: to find it, its package would have to run.
+    """
+    script = Path(settings.script[0])
+    waiting, sources = [] if settings.module else [script], dict[Path, str]()
+    while waiting:
+        path = waiting.pop()
+        with suppress(OSError, ValueError, SyntaxError):
+            sources[path] = path.read_text(encoding="utf-8")
+            beside = (script.parent / f"{name}.py" for name in _imports(ast.parse(sources[path])))
+            waiting += [each for each in beside if each not in sources and each.is_file()]
+    return list(sources.values())
 
 
 def _torch_imports(source: str) -> Iterator[str]:
@@ -262,11 +347,15 @@ def _torch_imports(source: str) -> Iterator[str]:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return
+    yield from (name for name in _imports(tree) if name.startswith("torch."))
+
+
+def _imports(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [node.module]
-        yield from (name for name in names if name.startswith("torch."))
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
 
 
 if __name__ == "__main__":

@@ -61,8 +61,15 @@ _kept: list[object] = []
 """Objects that must live as long as the process."""
 
 
+_run_settings: list[RankSettings] = []
+"""Of the simulation that this process belongs to, which may begin after the device is activated."""
+
+
 def activate(device: ModuleType, settings: RankSettings) -> None:
-    """Make PyTorch use the simulated device; once per process, before it forks."""
+    """Make PyTorch use the simulated device; once per process, before it forks.
+
+    Depends on those of ``settings`` alone that `RankSettings.of_device` keeps.
+    """
     gpu, _ = settings.measured()
     own = set(device.native_operators())
     device.install([name for name in operators.cuda_operators() if name not in own], *operators.checked_operators())
@@ -71,10 +78,9 @@ def activate(device: ModuleType, settings: RankSettings) -> None:
     device.set_capacity(gpu.memory, settings.reserve)
     device.set_launch(0 if gpu.serial else settings.launch)
     cuda.install(device, cuda.properties_of(gpu))
-    _install_nvidia_smi(gpu, settings)
     if gpu.serial:
         _use_cpu_optimizers()
-    process_groups.install(device, lambda: process_groups.shared_store(settings.store, settings.folded))
+    process_groups.install(device, lambda: process_groups.shared_store(_run_settings[0].store, settings.folded))
     if settings.folded:
         process_groups.install_stores()
         represented.install(device, settings.world)
@@ -86,6 +92,12 @@ def activate(device: ModuleType, settings: RankSettings) -> None:
     triton_kernels.install()
     represented.install_checkpoints()
     operator_cost.share(gpu)
+
+
+def prepare_run(settings: RankSettings) -> None:
+    """Prepare a simulation in an activated process, before its ranks are forked."""
+    _run_settings[:] = [settings]
+    _install_nvidia_smi(settings.measured()[0], settings)
 
 
 def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> int:

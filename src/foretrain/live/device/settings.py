@@ -77,6 +77,10 @@ class RankSettings:
         fields = json.loads(text)
         return RankSettings(**fields | {name: tuple(fields[name]) for name in ("script", "stand_ins", "slow")})
 
+    def of_device(self) -> RankSettings:
+        """Return these without what the activation of a device, and what is imported then, does not depend on."""
+        return replace(self, script=self.script[:1], store="", movable=False, steps=None, operators=None)
+
     def measured(self) -> tuple[Device, Calibration | None]:
         """Return the device, and what was measured on it.
 
