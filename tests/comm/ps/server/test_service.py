@@ -5,6 +5,7 @@ import os
 import re
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -52,8 +53,8 @@ def exchange(workers, what, step):
 
 @pytest.fixture
 def short_grace(monkeypatch):
-    """Whoever is gone has half a second to come back, for tests in which nobody does."""
-    monkeypatch.setattr("foretrain.comm.ps.server.job._GRACE", 0.5)
+    """Whoever is gone has a second to come back, for tests in which nobody does."""
+    monkeypatch.setattr("foretrain.comm.ps.server.job._GRACE", 1.0)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -100,6 +101,27 @@ def test_a_disconnected_worker_ends_the_job_of_the_others():
         assert "worker 1 is lost: its connection is closed" in text
         assert "round 0: part of task 'layer0' waits for worker 1 (40 bytes)" in text
         assert isinstance(service.failure, PeerLost)
+
+
+@pytest.mark.usefixtures("short_grace")
+def test_a_worker_is_not_lost_while_the_server_hardly_runs(monkeypatch):
+    what, late = declaration(10), []
+    with serving(2) as service, job(service, 1, what) as (one,):
+        with Worker(service.address, 1) as other:
+            other.join(what)
+            other.wanted()
+        watch, beside = service._job.watch, service._job.peers.of_rank(1)
+
+        def starved():
+            time.sleep(0.4)
+            late.extend([time.monotonic() - beside.gone] if beside.gone else ())
+            watch()
+
+        monkeypatch.setattr(service._job, "watch", starved)
+        one.until(lambda: late and late[-1] > 2)
+        assert service.failure is None
+        monkeypatch.setattr(service._job, "watch", watch)
+        one.until(lambda: bool(one.kinds(FrameKind.FAIL)))
 
 
 @pytest.mark.usefixtures("short_grace")

@@ -148,6 +148,7 @@ class ShardJob:
         self.parts: Mode | None = None
         self._keeping: SnapshotPolicy | None = None
         self._silence_detector = SilenceDetector(terms.peer_timeout)
+        self._absence_detector = SilenceDetector(min(_GRACE, terms.peer_timeout))
         self._heartbeat_sent = time.monotonic()
 
     @property
@@ -391,6 +392,7 @@ class ShardJob:
             PeerLost: a worker closed in a round that others are in.
         """
         now = self._silence_detector.tick()
+        self._absence_detector.tick()
         if now - self._heartbeat_sent > min(1.0, self._terms.peer_timeout / 4):
             self._heartbeat_sent = now
             for peer in self.peers:
@@ -401,7 +403,10 @@ class ShardJob:
         for peer in self.peers:
             if self._wire is not None and peer.served:
                 peer.heard = max(peer.heard, self._wire.heard(peer.route))
-            if peer.gone is not None and now - peer.gone > _GRACE:
+            # Where cores are short, it cannot reconnect while this thread does not run, nor be heard when it does.
+            if peer.gone is not None and (
+                self._absence_detector.exceeded(peer.gone) or now - peer.gone > self._terms.peer_timeout
+            ):
                 self._lose(peer.rank, "its connection is closed")
             elif silent := self._silence_detector.exceeded(peer.heard):
                 self._lose(peer.rank, f"it has been silent for {silent:.1f} s")
