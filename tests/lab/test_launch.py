@@ -12,6 +12,7 @@ import pytest
 
 from foretrain.errors import ConfigError
 from foretrain.lab import Lab, LabError, LaunchError, labs, launch, network
+from foretrain.lab.launch import environment_of
 from tests.processes import started
 from tests.waiting import until
 
@@ -220,6 +221,15 @@ def lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def test_a_process_inside_execve_is_recognised():
+    again = 'exec sh -c "$0" "$0"'
+    with subprocess.Popen(["/bin/sh", "-c", again, again], env={"MARK": "1"}) as process:
+        try:
+            assert all(b"MARK=1" in environment_of(process.pid) for _ in range(3000))
+        finally:
+            process.kill()
 
 
 def test_ctrl_c_leaves_no_process_and_no_namespace(name):
