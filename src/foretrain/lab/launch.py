@@ -311,8 +311,8 @@ def environment_of(pid: int) -> list[bytes]:
         OSError: it has ended.
     """
     while not (found := Path(f"/proc/{pid}/environ").read_bytes()):
-        # proc(5): field 3 is the state, 50 and 51 where the environment begins and ends, 26 where the code begins, which
-        # execve fills in last: until then an environment may look empty that it is about to lay out.
+        # proc(5): field 3 is the state, 50 and 51 where the environment begins and ends, 26 where the code begins.
+        # Execve fills in the last of all: until then an environment may look empty that it is about to lay out.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         if fields[0] in "ZX" or (fields[23] != "0" and fields[47] == fields[48]):
             break
