@@ -68,6 +68,17 @@ def frozen(seed):
     return model
 
 
+def stopped(seed):
+    """Has a layer that no gradient reaches: what the backward pass gives for its weights is None."""
+    keras.utils.set_random_seed(seed)
+    layers = keras.layers
+    start = keras.Input((8, 8, 3))
+    x = layers.Flatten()(start)
+    still = keras.ops.stop_gradient(layers.Dense(16, name="still")(x))
+    x = layers.Add()([layers.Dense(16, activation="relu", name="first")(x), still])
+    return keras.Model(start, layers.Dense(10, name="head")(x), name="stopped")
+
+
 def words(seed):
     """An embedding, whose gradient is sparse, and a recurrent layer; without an input shape, so built by fit."""
     keras.utils.set_random_seed(seed)
@@ -102,6 +113,7 @@ CASES = {
     "several": (dense, lambda: optimizers.RMSprop(1e-3), True, {"steps_per_execution": 2}),
     "eager": (dense, lambda: optimizers.SGD(0.1), True, {"run_eagerly": True}),
     "frozen": (frozen, lambda: optimizers.Adam(1e-2), True, {}),
+    "stopped": (stopped, lambda: optimizers.Adam(1e-2), True, {}),
     "global": (dense, lambda: optimizers.Adam(1e-2, global_clipnorm=0.1), True, {}),
     "average": (dense, lambda: optimizers.Adam(1e-2, use_ema=True, ema_overwrite_frequency=3), True, {}),
     "accumulate": (dense, lambda: optimizers.SGD(0.1, gradient_accumulation_steps=2), True, {}),
@@ -129,8 +141,8 @@ def alone(build, optimizer, options, inputs, classes):
             with tf.GradientTape() as tape:
                 loss = LOSS(y[half], model(x[half], training=True)) + sum(model.losses)
                 loss = adapt.scale_loss(loss)
-            found.append([tf.convert_to_tensor(g) for g in tape.gradient(loss, variables)])
-        adapt.apply([a * 0.5 + b * 0.5 for a, b in zip(*found, strict=True)], variables)
+            found.append([None if g is None else tf.convert_to_tensor(g) for g in tape.gradient(loss, variables)])
+        adapt.apply([None if a is None else a * 0.5 + b * 0.5 for a, b in zip(*found, strict=True)], variables)
 
     adapt.build(variables)
     for begin, end in fits(build):

@@ -21,11 +21,13 @@ TARGETS = random.randn(STEPS, 2, BATCH, 6).astype(np.float32)
 LOSS = gluon.loss.L2Loss()
 
 
-def net(seed, whole):
+def net(seed, whole, twice=False):
+    """Return three dense layers, the second of which is entered twice if ``twice``."""
     mx.random.seed(seed)
     np.random.seed(seed)
     found = gluon.nn.HybridSequential()
-    found.add(gluon.nn.Dense(24, activation="tanh", in_units=12), gluon.nn.Dense(24, activation="tanh", in_units=24))
+    middle = gluon.nn.Dense(24, activation="tanh", in_units=24)
+    found.add(gluon.nn.Dense(24, activation="tanh", in_units=12), *[middle] * (2 if twice else 1))
     found.add(gluon.nn.Dense(6, in_units=24))
     found.initialize(mx.init.Xavier())
     if whole is not None:
@@ -40,6 +42,7 @@ CASES = {  # name: optimizer, its options, whether layers wait for themselves, h
     "whole": ("adam", {"learning_rate": 0.01}, True, True),
     "zeroed": ("sgd", {"learning_rate": 0.1}, True, False),
     "added": ("sgd", {"learning_rate": 0.1}, True, False),
+    "twice": ("adam", {"learning_rate": 0.01}, True, False),
 }
 ADDED = 2
 """Backward passes per step where gradients are added up, each with half of a batch."""
@@ -88,7 +91,7 @@ def trained(case, schedule=None, transport=None):
     name, options, across, whole = CASES[case]
     with ft.Session(schedule, transport, average=False) as session:
         rank = session.rank
-        model = prepared(case, net(3, whole))
+        model = prepared(case, net(3, whole, case == "twice"))
         kvs = ScheduledKVS(mx.kv.create("local"), session)
         if across:
             kvs.attach(model)
@@ -101,7 +104,7 @@ def trained(case, schedule=None, transport=None):
         found = [p.data().asnumpy() for p in model.collect_params().values()]
         first = np.frombuffer(session.broadcast(b"".join(w.tobytes() for w in found)), np.float32)
         apart = abs(first - np.concatenate([w.reshape(-1) for w in found])).max()
-    expected = alone(case, name, dict(options), prepared(case, net(3, whole)))
+    expected = alone(case, name, dict(options), prepared(case, net(3, whole, case == "twice")))
     worst = max(abs(a - b).max() for a, b in zip(found, expected, strict=True))
     return float(worst), float(apart)
 

@@ -42,7 +42,7 @@ def test_a_model_that_crosses_the_barrier_learns_what_one_process_does_and_rank_
     assert_learns_the_same(rows)
 
 
-@pytest.mark.parametrize("name", ["barrier", "across", "schedule", "several", "frozen"])
+@pytest.mark.parametrize("name", ["barrier", "across", "schedule", "several", "frozen", "stopped"])
 def test_a_model_learns_what_it_does_in_one_process(ranks, name):
     assert_learns_the_same(ranks(f"{JOB}:trained", name, "prophet", timeout=LONG))
 

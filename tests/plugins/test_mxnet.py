@@ -39,7 +39,7 @@ def test_ranks_of_a_script_learn_the_same_bits_as_one_process(python):
     assert ended.stdout.split("\n")[:2] == ["(0.0, 0.0)"] * 2
 
 
-@pytest.mark.parametrize("name", ["barrier", "across", "momentum", "whole", "zeroed", "added"])
+@pytest.mark.parametrize("name", ["barrier", "across", "momentum", "whole", "zeroed", "added", "twice"])
 def test_ranks_learn_the_same_bits_as_one_process(ranks, name):
     assert ranks(f"{JOB}:trained", name, "bytescheduler", timeout=300) == [(0.0, 0.0)] * 2
 
