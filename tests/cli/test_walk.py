@@ -42,7 +42,7 @@ def test_every_command_has_help_and_answers_what_is_mistyped_or_missing(capsys):
             main([*words, "--help"])
         shown = capsys.readouterr().out
         assert f"foretrain {' '.join(words)}" in shown
-        for ugly in ("{None}", "PATH", " STR", "(default: None)"):
+        for ugly in ("{None}", "PATH", " STR", "TEXT", "(default: None)", "(default: )"):
             assert ugly not in shown, words
         if words in leaves:
             told = refused([*words, "--no-such-option"], capsys)

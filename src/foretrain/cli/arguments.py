@@ -30,6 +30,30 @@ if TYPE_CHECKING:
     from foretrain.workload import Workload
 
 
+def named(metavar: str, kind: Any = str) -> PrimitiveConstructorSpec[Any]:
+    """Return, for ``Annotated``, how help names an argument of type ``kind``."""
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=lambda words: kind(words[0]),
+        is_instance=lambda value: isinstance(value, (int, float) if kind is float else kind),
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+TimeText: TypeAlias = Annotated[str, named("TIME")]
+RateText: TypeAlias = Annotated[str, named("RATE")]
+SizeText: TypeAlias = Annotated[str, named("SIZE")]
+ShareText: TypeAlias = Annotated[str, named("SHARE")]
+"""A text that `foretrain.units` reads, or a share such as 1%."""
+ScheduleText: TypeAlias = Annotated[str, named("SCHEDULE")]
+AlgorithmText: TypeAlias = Annotated[str, named("ALGORITHM")]
+FaultText: TypeAlias = Annotated[str, named("FAULT")]
+DeviceText: TypeAlias = Annotated[str, named("GPU|FILE")]
+FactorText: TypeAlias = Annotated[str, named("NUMBER|NAME")]
+AddressText: TypeAlias = Annotated[str, named("ADDRESS")]
+NameText: TypeAlias = Annotated[str, named("NAME")]
+Folder: TypeAlias = Annotated[Path, named("FOLDER", Path)]
 JsonFile: TypeAlias = Annotated[Path | None, tyro.conf.arg(metavar="FILE|-")]
 """Where ``--json`` writes; - is stdout."""
 WorkloadName: TypeAlias = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WORKLOAD")]
@@ -43,15 +67,7 @@ _METAVARS: dict[object, str] = {str: "TEXT", int: "N", float: "NUMBER", Path: "F
 @ARGUMENT_TYPES.primitive_rule
 def _plain(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
     kind: Any = info.type
-    if kind not in _METAVARS:
-        return None
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=_METAVARS[kind],
-        instance_from_str=lambda words: kind(words[0]),
-        is_instance=lambda value: isinstance(value, (int, float) if kind is float else kind),
-        str_from_instance=lambda value: [str(value)],
-    )
+    return named(_METAVARS[kind], kind) if kind in _METAVARS else None
 
 
 @ARGUMENT_TYPES.primitive_rule
@@ -218,10 +234,10 @@ class FidelityOptions:
     """
 
     network: Literal["ideal", "fluid", "packet", "auto"] = "fluid"
-    transport: str | None = None
-    queues: str | None = None
-    losses: str | None = None
-    budget: str | None = None
+    transport: Annotated[str, named("TRANSPORT")] | None = None
+    queues: Annotated[str, named("QUEUES")] | None = None
+    losses: Annotated[str, named("LOSSES")] | None = None
+    budget: TimeText | None = None
 
     def read(self) -> Fidelity:
         """Return the options, validated."""

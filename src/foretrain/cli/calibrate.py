@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from foretrain.cli.arguments import JsonFile, check_writable
+from foretrain.cli.arguments import JsonFile, check_writable, named
 from foretrain.cli.progress import bars
 from foretrain.errors import ConfigError
 from foretrain.files import write_json
@@ -26,7 +26,7 @@ def calibrate(
     *,
     device: Literal["auto", "cuda", "cpu"] = "auto",
     operators: Path | None = None,
-    load: str | None = None,
+    load: Annotated[str, named("MODULE,...")] | None = None,
     out: Path | None = None,
     merge: Path | None = None,
     quick: bool = False,

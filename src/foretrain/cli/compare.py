@@ -13,9 +13,11 @@ from foretrain.cli.arguments import (
     DEFAULT_FIDELITY,
     FidelityOptions,
     JsonFile,
+    ScheduleText,
     WorkloadOnCluster,
     check_writable,
     command_line,
+    named,
     split,
     with_fidelity,
     write_outputs,
@@ -28,9 +30,9 @@ from foretrain.files import read_text, write_atomically, write_json
 def compare(
     scenario: tyro.conf.OmitArgPrefixes[WorkloadOnCluster],
     *,
-    schedules: tuple[str, ...] = (),
+    schedules: tuple[ScheduleText, ...] | None = None,
     tune: bool = True,
-    sweep: str | None = None,
+    sweep: Annotated[str, named("RANGE")] | None = None,
     points: int = 9,
     html: Path | None = None,
     trace: Path | None = None,
@@ -63,7 +65,7 @@ def compare(
     check_writable(html=html, trace=trace, json=json)
     workload, place = scenario.read()
     place = with_fidelity(place, workload.size, fidelity)
-    names = tuple(name for text in schedules for name in split(text)) or ALL_SCHEDULES
+    names = tuple(name for text in schedules or () for name in split(text)) or ALL_SCHEDULES
     keep = html is not None or trace is not None
     with progress_bar("comparing") as progress:
         table = compare_all(workload, place, names, tuned=tune, trace=keep, progress=progress)
@@ -116,7 +118,7 @@ def bound(scenario: tyro.conf.OmitArgPrefixes[WorkloadOnCluster], *, json: JsonF
 def schedule(
     scenario: tyro.conf.OmitArgPrefixes[WorkloadOnCluster],
     *,
-    schedule: Annotated[str, tyro.conf.arg(aliases=["-s"])] = "bytescheduler",
+    schedule: Annotated[ScheduleText, tyro.conf.arg(aliases=["-s"])] = "bytescheduler",
     out: Path | None = None,
     run: Path | None = None,
     barrier: bool = False,
@@ -196,7 +198,7 @@ def catalog(*, json: JsonFile = None) -> None:
 
 
 def explore(
-    workload: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WORKLOAD|RESULT.json")] = "resnet50",
+    workload: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[WORKLOAD|RESULT.json]")] = "resnet50",
     *,
     port: int = 0,
     browser: bool = True,

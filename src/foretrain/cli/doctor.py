@@ -7,9 +7,9 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from foretrain.cli.arguments import JsonFile, check_writable, write_outputs
+from foretrain.cli.arguments import JsonFile, TimeText, check_writable, named, write_outputs
 from foretrain.errors import ConfigError
 from foretrain.files import write_json
 from foretrain.units import SECOND, format_rate, format_time, parse_time
@@ -26,9 +26,9 @@ _RANK_VARIABLES = ("RANK", "SLURM_PROCID")
 def doctor(
     *,
     rank: int | None = None,
-    hosts: str | None = None,
+    hosts: Annotated[str, named("HOST[:PORT],...")] | None = None,
     secret_file: Path | None = None,
-    timeout: str = "20s",
+    timeout: TimeText = "20s",
     json: JsonFile = None,
 ) -> None:
     """Examine this host, or all hosts of a job and the network between them, and say what to mend.

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from foretrain.cli.arguments import JsonFile, check_writable, command_line, split, write_outputs
+from foretrain.cli.arguments import (
+    JsonFile,
+    NameText,
+    RateText,
+    ScheduleText,
+    ShareText,
+    TimeText,
+    check_writable,
+    command_line,
+    split,
+    write_outputs,
+)
 from foretrain.cli.progress import bars
 from foretrain.files import write_json
 
@@ -28,16 +39,16 @@ HELP = "Build and use a small cluster on this machine: hosts with links of a cho
 def up(
     *,
     hosts: int = 4,
-    rate: str = "1Gbps",
-    queue: str = "8ms",
+    rate: RateText = "1Gbps",
+    queue: TimeText = "8ms",
     congestion: Literal["cubic", "bbr", "reno"] | None = None,
     bands: int = 1,
     drop: Literal["tail", "selective"] = "tail",
-    loss: str = "0%",
+    loss: ShareText = "0%",
     burst: float = 1,
     lossy_host: int | None = None,
-    background: str = "0%",
-    name: str = "lab",
+    background: ShareText = "0%",
+    name: NameText = "lab",
 ) -> None:
     """Build a lab, or change an existing one to these options.
 
@@ -71,8 +82,8 @@ def rate(
     /,
     *,
     host: int | None = None,
-    queue: str = "8ms",
-    name: str = "lab",
+    queue: TimeText = "8ms",
+    name: NameText = "lab",
 ) -> None:
     """Change the rate of all links, or of one host's, while traffic continues.
 
@@ -90,10 +101,12 @@ def rate(
 
 def execute(
     host: Annotated[int, tyro.conf.arg(metavar="HOST")],
-    command: Annotated[tuple[str, ...], tyro.conf.arg(metavar="-- COMMAND")],
+    command: Annotated[
+        tuple[str, ...], tyro.conf.arg(metavar="-- COMMAND [ARGUMENT ...]", help_behavior_hint="(required)")
+    ],
     /,
     *,
-    name: str = "lab",
+    name: NameText = "lab",
 ) -> None:
     """Run a command on a host; the exit status is the command's.
 
@@ -121,7 +134,7 @@ def execute(
     os.execve(arguments[0], arguments, environment)
 
 
-def status(*, name: str = "lab", json: JsonFile = None) -> None:
+def status(*, name: NameText = "lab", json: JsonFile = None) -> None:
     """Show hosts, rates, traffic and processes, as the kernel reports them now.
 
     Args:
@@ -248,18 +261,18 @@ def compare(
     /,
     *,
     hosts: int = 2,
-    rate: str = "1Gbps",
+    rate: RateText = "1Gbps",
     servers: Annotated[str | None, tyro.conf.arg(metavar="K|colocated")] = None,
     compute: Literal["paced", "real"] | None = None,
-    schedules: tuple[str, ...] = (),
+    schedules: tuple[ScheduleText, ...] | None = None,
     ratio: float | None = None,
-    step_time: str | None = None,
+    step_time: TimeText | None = None,
     iterations: int = 15,
     rounds: int = 3,
-    straggler: str = "0%",
-    jitter: str = "0%",
+    straggler: ShareText = "0%",
+    jitter: ShareText = "0%",
     seed: int = 0,
-    name: str = "compare",
+    name: NameText = "compare",
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     html: Path | None = None,
     trace: Path | None = None,
@@ -299,7 +312,7 @@ def compare(
     check_writable(html=html, trace=trace, json=json)
     options = {
         "compute": compute,
-        "schedules": tuple(part for text in schedules for part in split(text)) or SCHEDULES,
+        "schedules": tuple(part for text in schedules or () for part in split(text)) or SCHEDULES,
         "ratio": ratio,
         "step_time": parse_time(step_time, "step-time") if step_time else None,
         "iterations": iterations,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import inspect
 import os
+import re
 import signal
 import sys
 import threading
@@ -147,13 +148,20 @@ def _parser(asked: str) -> SubcommandApp:
         if isinstance(there, ModuleType):
             subcommands = SubcommandApp()
             for each, command in there.COMMANDS.items():
+                _join_description_lines(command)
                 subcommands.command(command, name=each)
             app.command(subcommands, name=name, help=there.HELP)
         else:
+            _join_description_lines(there)
             app.command(there)
     if asked not in names:
         raise unknown("command", asked, names)
     return app
+
+
+def _join_description_lines(command: Callable[..., None]) -> None:
+    """Join the lines of each argument's description: tyro would break help where the source does."""
+    command.__doc__ = re.sub(r"\n {8}(?=\S)", " ", inspect.getdoc(command) or "")
 
 
 def _wants_help(arguments: Sequence[str]) -> bool:

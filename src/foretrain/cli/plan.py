@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -15,6 +15,7 @@ from foretrain.cli.arguments import (
     check_apart,
     check_writable,
     command_line,
+    named,
     with_fidelity,
     write_outputs,
 )
@@ -31,7 +32,7 @@ _PRECISION = (
 def what_if(
     scenario: tyro.conf.OmitArgPrefixes[WorkloadOnCluster],
     *,
-    changes: tuple[str, ...] = (),
+    changes: tuple[Annotated[str, named("CHANGE")], ...] | None = None,
     html: Path | None = None,
     json: JsonFile = None,
     fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = DEFAULT_FIDELITY,
@@ -83,8 +84,8 @@ def what_if(
 def plan(
     scenario: tyro.conf.OmitArgPrefixes[WorkloadOnCluster],
     *,
-    allow: tuple[Literal["fp16", "bf16"], ...] = (),
-    engines: tuple[Literal["all_reduce", "ps", "ps_colocated"], ...] = (),
+    allow: tuple[Literal["fp16", "bf16"], ...] | None = None,
+    engines: tuple[Literal["all_reduce", "ps", "ps_colocated"], ...] | None = None,
     out: Path = Path("plan.toml"),
     json: JsonFile = None,
     fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = DEFAULT_FIDELITY,
@@ -120,7 +121,7 @@ def plan(
             remedy = f"possible are {', '.join(possible)}; servers of their own need a cluster with ps=K"
             raise ConfigError("engines", ", ".join(sorted(missing)), "is not possible on this cluster", remedy)
     with progress_bar("planning") as progress:
-        choice = choose(workload, places, allow=allow, progress=progress)
+        choice = choose(workload, places, allow=allow or (), progress=progress)
     console = Console(highlight=False)
     console.print(candidates(choice))
     console.print()

@@ -12,7 +12,16 @@ from typing import Annotated, Literal
 
 import tyro
 
-from foretrain.cli.arguments import ARGUMENT_TYPES, requested_schedule_text, script_of, split_script
+from foretrain.cli.arguments import (
+    ARGUMENT_TYPES,
+    Folder,
+    ScheduleText,
+    TimeText,
+    named,
+    requested_schedule_text,
+    script_of,
+    split_script,
+)
 from foretrain.comm.coordinator.handshake import SECRET
 from foretrain.comm.options import (
     AllReduce,
@@ -80,22 +89,22 @@ class RunOptions:
         module: the script is a module's name, as with python -m.
     """
 
-    schedule: str | None = None
+    schedule: ScheduleText | None = None
     plan: Path | None = None
-    nproc: str | None = None
+    nproc: Annotated[str, named("N|auto|cpu|gpu")] | None = None
     compression: Compression | None = None
-    timeout: str = "60s"
-    patience: str = "30min"
+    timeout: TimeText = "60s"
+    patience: TimeText = "30min"
     secret_file: Path | None = None
     backend: CollectiveBackend | None = None
-    tolerance: float | Literal["auto"] | None = None
+    tolerance: Annotated[float | Literal["auto"] | None, tyro.conf.arg(metavar="SHARE|auto")] = None
     over: BoundedAlgorithm | None = None
-    servers: str | None = None
+    servers: Annotated[str, named("K|HOST:PORT,...")] | None = None
     server_restarts: int = 3
-    snapshot_dir: Path | None = None
+    snapshot_dir: Folder | None = None
     snapshot_every: int = EVERY
     updates: UpdateLocation | None = None
-    consistency: str = "bsp"
+    consistency: Annotated[str, named("bsp|async|ssp(S)")] = "bsp"
     elastic: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     tune: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     advise: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -190,14 +199,14 @@ def _start(options: RunOptions, torchrun: Sequence[str], script: Sequence[str]) 
 
 
 def server(
-    address: str,
+    address: Annotated[str, named("HOST:PORT")],
     workers: int,
     shard: int = 0,
     shards: int = 1,
     secret_file: Path | None = None,
-    timeout: str = "60s",
+    timeout: TimeText = "60s",
     elastic: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    snapshot_dir: Path | None = None,
+    snapshot_dir: Folder | None = None,
     snapshot_every: int = EVERY,
     updates: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     with_parent: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,

@@ -13,10 +13,17 @@ import tyro
 from foretrain.cli.arguments import (
     ARGUMENT_TYPES,
     PREPARING,
+    AddressText,
     ClusterName,
+    DeviceText,
+    FactorText,
+    FaultText,
+    Folder,
     JsonFile,
+    TimeText,
     check_apart,
     check_writable,
+    named,
     patience,
     script_of,
     split_script,
@@ -67,26 +74,26 @@ class SearchOptions:
         module: the script is the name of a module, as with python -m.
     """
 
-    space: str
+    space: Annotated[str, named("FILE|NAME")]
     cluster: ClusterName = "dgx-h100:1"
-    device: str | None = None
-    fault: tuple[str, ...] = ()
-    factor: str = "1"
+    device: DeviceText | None = None
+    fault: tuple[FaultText, ...] | None = None
+    factor: FactorText = "1"
     goal: Literal["step", "cost", "energy", "goodput"] = "step"
     price: float | None = None
-    mtbf: str | None = None
-    checkpoint: str = "30s"
-    checkpoint_every: str = "auto"
-    restart: str = "5min"
-    repair: str = "0s"
+    mtbf: TimeText | None = None
+    checkpoint: TimeText = "30s"
+    checkpoint_every: Annotated[str, named("TIME|auto")] = "auto"
+    restart: TimeText = "5min"
+    repair: TimeText = "0s"
     spares: int = 0
-    compare_with: str | None = None
-    budget: str | None = None
+    compare_with: Annotated[str, named("RECIPE")] | None = None
+    budget: TimeText | None = None
     exhaustive: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     jobs: int | None = None
     backend: Literal["processes", "dask", "ray"] = "processes"
-    address: str | None = None
-    store: Path | None = None
+    address: AddressText | None = None
+    store: Folder | None = None
     html: Path | None = None
     json: JsonFile = None
     module: Annotated[bool, tyro.conf.arg(aliases=["-m"]), tyro.conf.FlagCreatePairsOff] = False
@@ -121,7 +128,7 @@ def _start(options: SearchOptions, script: Sequence[str]) -> None:
         with searching() as progress:
             result = find(
                 words, options.space, options.cluster, module=module, device=options.device, factor=options.factor,
-                faults=options.fault,
+                faults=options.fault or (),
                 store=store, budget=budget, goal=options.goal, price=options.price,
                 failures=failures, checkpoint_every=every, compare_with=options.compare_with,
                 exhaustive=options.exhaustive, jobs=options.jobs, backend=options.backend, address=options.address,

@@ -15,10 +15,16 @@ from foretrain.cli.arguments import (
     ARGUMENT_TYPES,
     PREPARING,
     ClusterName,
+    DeviceText,
+    FactorText,
+    FaultText,
     FidelityOptions,
     JsonFile,
+    ScheduleText,
+    SizeText,
     check_writable,
     command_line,
+    named,
     patience,
     requested_schedule_text,
     script_of,
@@ -85,21 +91,21 @@ class SimulateOptions:
 
     cluster: ClusterName = "dgx-h100:1"
     nproc: int | None = None
-    live: str = "auto"
+    live: Annotated[str, named("auto|all|N")] = "auto"
     steps: int | None = None
-    factor: str = "1"
-    host: str = "modelled"
-    schedule: str | None = None
+    factor: FactorText = "1"
+    host: Annotated[str, named("modelled|TIME|measured")] = "modelled"
+    schedule: ScheduleText | None = None
     plan: Path | None = None
     compare: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
-    device: str | None = None
+    device: DeviceText | None = None
     costs: Path | None = None
-    stand_ins: str = "all"
-    fault: tuple[str, ...] = ()
-    memory: str | None = None
+    stand_ins: Annotated[str, named("all|none|NAME,...")] = "all"
+    fault: tuple[FaultText, ...] | None = None
+    memory: SizeText | None = None
     record_operators: Path | None = None
     tokens: int | None = None
-    trace: Path | None = None
+    trace: Annotated[Path, named("FILE|FOLDER", Path)] | None = None
     html: Path | None = None
     json: JsonFile = None
     module: Annotated[bool, tyro.conf.arg(aliases=["-m"]), tyro.conf.FlagCreatePairsOff] = False
@@ -189,7 +195,7 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
     with native_build.building() as wait:
         with patience(PREPARING):
             where, calibration = equipped(options.cluster, options.device)
-            where = with_faults(where, options.fault).simulated(network_fidelity)
+            where = with_faults(where, options.fault or ()).simulated(network_fidelity)
         if options.nproc is not None and options.nproc != where.total_gpus:
             remedy = f"leave it out, or give a cluster of {options.nproc} GPUs"
             raise ConfigError("nproc", options.nproc, f"is not the cluster's {where.total_gpus} GPUs", remedy)

@@ -11,8 +11,11 @@ import tyro
 
 from foretrain.cli.arguments import (
     DEFAULT_FIDELITY,
+    AddressText,
+    AlgorithmText,
     FidelityOptions,
     JsonFile,
+    ScheduleText,
     WorkloadName,
     WorkloadOnCluster,
     check_apart,
@@ -41,7 +44,7 @@ def sweep(
     out: Path | None = None,
     jobs: int | None = None,
     backend: Literal["processes", "dask", "ray"] = "processes",
-    address: str | None = None,
+    address: AddressText | None = None,
     dry_run: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     html: Path | None = None,
     json: JsonFile = None,
@@ -88,7 +91,11 @@ def sweep(
 
 
 def _run(
-    expansion: Expansion, journal: ResultStore[ScenarioResult], jobs: int | None, backend: Backend, address: str | None
+    expansion: Expansion,
+    journal: ResultStore[ScenarioResult],
+    jobs: int | None,
+    backend: Backend,
+    address: str | None,
 ) -> None:
     """Simulate the missing scenarios; when interrupted, report how many results are kept."""
     from foretrain.experiments import run
@@ -149,10 +156,12 @@ def _finish(
 def grid(
     workload: WorkloadName,
     cluster: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CLUSTER")],
-    more: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="CLUSTER")] = (),
+    more: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[CLUSTER ...]", help_behavior_hint="(optional)")
+    ] = (),
     *,
-    collectives: tuple[str, ...] = ("auto",),
-    schedules: tuple[str, ...] = ("ddp", "bytescheduler"),
+    collectives: tuple[AlgorithmText, ...] = ("auto",),
+    schedules: tuple[ScheduleText, ...] = ("ddp", "bytescheduler"),
     tune: bool = True,
     batch: int | None = None,
     html: Path | None = None,

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, cast
 
 import tyro
 
-from foretrain.cli.arguments import JsonFile, check_writable, command_line, write_outputs
+from foretrain.cli.arguments import JsonFile, ShareText, check_writable, command_line, write_outputs
 from foretrain.cli.progress import progress_bar
 from foretrain.cli.record import loaded
 from foretrain.errors import ConfigError, MissingExtra
@@ -23,7 +23,7 @@ def tolerance(
     target: Annotated[str, tyro.conf.arg(metavar="SCRIPT.py:FUNCTION")],
     /,
     *,
-    grid: tuple[str, ...] = ("0", "0.5%", "1%", "2%", "3.5%", "5%", "10%", "20%", "40%"),
+    grid: tuple[ShareText, ...] = ("0", "0.5%", "1%", "2%", "3.5%", "5%", "10%", "20%", "40%"),
     seeds: int = 5,
     rounds: int = 300,
     workers: int = 4,

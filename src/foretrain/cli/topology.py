@@ -13,8 +13,11 @@ import tyro
 from foretrain.cli.arguments import (
     DEFAULT_FIDELITY,
     PREPARING,
+    AlgorithmText,
     FidelityOptions,
+    Folder,
     JsonFile,
+    SizeText,
     WorkloadOnCluster,
     check_writable,
     command_line,
@@ -114,11 +117,11 @@ def collective(
     network: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TOPOLOGY")],
     *,
     operation: Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"] = "all_reduce",
-    size: str = "100MB",
-    collectives: tuple[str, ...] = (),
+    size: SizeText = "100MB",
+    collectives: tuple[AlgorithmText, ...] | None = None,
     html: Path | None = None,
     json: JsonFile = None,
-    details: Path | None = None,
+    details: Folder | None = None,
     fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = DEFAULT_FIDELITY,
 ) -> None:
     """Simulate one collective by every suitable algorithm: time, bus bandwidth, the busiest link.
@@ -187,7 +190,9 @@ _JOB = re.compile(r"(?P<workload>[^@]+)@(?P<ranks>[0-9+\- ]+)(?::(?P<schedule>.+
 
 def share(
     network: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TOPOLOGY")],
-    jobs: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="JOB")],
+    jobs: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="JOB [JOB ...]", help_behavior_hint="(required)")
+    ],
     *,
     steps: int = 4,
     batch: int | None = None,
