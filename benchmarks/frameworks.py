@@ -14,6 +14,8 @@ bytescheduler   partitions and priority, across the barrier; partition and credi
 tuned           the same, and both searched on during training, before it is measured
 prophet         blocks that the profile predicts, across the barrier
 
+All sum by foretrain's ring; "after" under PyTorch by gloo, as DDP on CPUs does.
+
 T* is the optimum of the fastest step alone, on the network at the best rate that a job measured; "forecast" is the
 simulator's, of that step on the network as this job measured it. "of linear" is the rate beside that of computation
 alone: 1 where N hosts train N times as fast as one.
@@ -183,7 +185,8 @@ def in_torch(setting: Setting, stack: ExitStack) -> Cases:
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         job: Any = None
         if name in EXCHANGED:
-            job = ft.attach(model, optimizer, warmup=OBSERVED, **scheduled(name))
+            ring = ft.AllReduce(backend="ring")
+            job = ft.attach(model, optimizer, transport=ring, warmup=OBSERVED, **scheduled(name))
             stack.callback(job.close)
 
         def train(
@@ -585,7 +588,8 @@ def table(setting: Setting, framework: str, found: dict[str, Any]) -> dict[str, 
     costs = {name: CostModel(**job["cost"]) for name, job in found["jobs"].items()}
     best = min(costs.values(), key=lambda cost: cost.per_byte)
     optimum = bound(workload, Job.of(workload, best)).time / SECOND
-    print(f"\n{framework}: {setting}; T* {1e3 * optimum:.1f} ms")
+    starts = 1e6 * best.overhead / SECOND
+    print(f"\n{framework}: {setting}; T* {1e3 * optimum:.1f} ms; an operation costs {starts:.0f} µs beside its bytes")
     for name, values in found["seconds"].items():
         shown = spread([1e3 * each for each in values])
         after, fifo = took["after"] / took[name], took["fifo"] / took[name]
