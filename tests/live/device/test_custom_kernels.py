@@ -31,6 +31,26 @@ name = "mylib::scan"
 by = "elements(x)"
 table = [[1000, "1us"], [1e9, "1s"]]
 """
+SPAWNING = """
+from importlib.util import find_spec
+from multiprocessing import get_context
+
+import torch
+
+
+def found(*names):
+    return [find_spec(name) is not None for name in names]
+
+
+if __name__ == "__main__":
+    libraries = ("apex", "flash_attn", "triton")
+    with get_context("spawn").Pool(1) as pool:
+        print("here", found(*libraries), "there", pool.apply(found, libraries))
+    weight = torch.nn.Parameter(torch.ones(4, device="cuda"))
+    weight.sum().backward()
+    torch.optim.SGD([weight]).step()
+"""
+"""A script that spawns a process, which imports the script again: only its main part may do so."""
 
 
 def launching():
@@ -274,10 +294,8 @@ def test_transformer_engine_divides_layers_and_sequences_among_gpus() -> None:
     assert (q.grad.shape, k.grad.shape) == (q.shape, k.shape)
 
 
-def test_stand_ins_are_chosen_by_name() -> None:
-    def script():
-        from importlib.util import find_spec
-
-        print([find_spec(name) is not None for name in ("apex", "flash_attn", "triton")])
-
-    assert "[True, False, True]" in simulate(ONE, script, options=("--stand-ins", "apex,triton")).out
+def test_stand_ins_are_chosen_by_name_in_processes_that_the_script_spawns_too(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SPAWNING, encoding="utf-8")
+    out = simulate(ONE, script, options=("--stand-ins", "apex,triton")).out
+    assert "here [True, False, True] there [True, False, True]" in out

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from email.message import Message
 from importlib.machinery import ModuleSpec
 from importlib.metadata import Distribution, DistributionFinder
+from multiprocessing import spawn
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,7 +28,7 @@ from typing import Any
 import torch
 from torch.utils._triton import has_triton_package
 
-from foretrain.live.device import import_without
+from foretrain.live.device import import_without, put
 
 VERSIONS = {"apex": "0.1", "flash_attn": "2.8.3", "transformer_engine": "2.9.0", "triton": "3.7.0"}
 """The libraries, and the versions whose interfaces the stand-ins have."""
@@ -52,6 +53,22 @@ def install(chosen: Sequence[str], tell: Callable[[str], None]) -> None:
         has_triton_package()  # PyTorch asks once, and must not ask when the stand-in has been imported
         import_without("triton", "torch._inductor.runtime.triton_compat")
     sys.meta_path.append(_Finder(absent, tell))
+    prepared = spawn.get_preparation_data
+    put(spawn, get_preparation_data=lambda name: {"stand_ins": _HandedDown(chosen), **prepared(name)})
+
+
+class _HandedDown:
+    """Installs the stand-ins in a process that a rank spawns, where the script's modules are imported again."""
+
+    def __init__(self, chosen: Sequence[str]) -> None:
+        self._chosen = chosen
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[object, ...]]:
+        return _install_again, (self._chosen,)
+
+
+def _install_again(chosen: Sequence[str]) -> None:
+    install(chosen, lambda _: None)
 
 
 def submodule(name: str, *named: Any, **content: Any) -> ModuleType:
