@@ -145,6 +145,27 @@ def test_unknown_values_are_counted_as_capacity_is_planned() -> None:
     assert choices.unique().tolist() == [0, 7, 8, 9]
 
 
+@on_gpus()
+def test_a_map_of_chosen_experts_has_as_many_ones_as_choices_and_as_many_for_each_expert() -> None:
+    from torch.nn.functional import one_hot
+
+    tokens, experts, chosen = 1000, 8, 2
+    scores = torch.randn(tokens, experts, device="cuda")
+    choices = scores.topk(chosen).indices
+    routed = torch.zeros_like(scores).int().scatter(1, choices, 1).bool()  # as Megatron-LM's dispatcher
+    assert routed.sum(dim=0).tolist() == [tokens * chosen // experts] * experts
+    assert routed.sum() == tokens * chosen
+    assert routed.long().sum(dim=1, keepdim=True).tolist() == [[chosen]] * tokens
+    places = torch.arange(tokens, device="cuda").expand(experts, -1).masked_select(routed.T.contiguous())
+    assert places.shape == scores.T.contiguous().masked_select(routed.T).shape == (tokens * chosen,)
+    by_expert = one_hot(choices, experts).permute(2, 1, 0)  # as transformers' experts
+    assert [len(torch.where(each)[1]) for each in by_expert] == [tokens * chosen // experts] * experts
+    known = torch.zeros(3, 4, dtype=torch.int64, device="cuda")
+    known.scatter_(1, torch.tensor([[1], [1], [3]], device="cuda"), 1)
+    assert known.sum(0).tolist() == [0, 2, 0, 1]
+    assert routed.zero_().sum() != tokens * chosen
+
+
 @on_gpus("--live", "all")
 def test_expected_counts_that_ranks_tell_each_other_agree() -> None:
     counts = torch.randint(32, (100_003,), device="cuda").bincount(minlength=32)

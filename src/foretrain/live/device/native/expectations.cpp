@@ -2,9 +2,11 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
+#include <ATen/WrapDimUtilsMulti.h>
 #include <ATen/ops/nonzero.h>
 
 #include <algorithm>
+#include <cmath>
 #include <unordered_map>
 
 #include "kernels.hpp"
@@ -23,13 +25,14 @@ Tensor unknown(c10::IntArrayRef sizes, at::ScalarType type) {
                                    std::nullopt);
 }
 
-// `total` things in `bins`, as evenly as whole numbers can.
-Tensor balanced(std::int64_t total, std::int64_t bins, at::ScalarType type) {
-  auto counts = unknown({bins}, type);
+// `total` things in as many bins as `shape` has elements, as evenly as whole numbers can.
+Tensor balanced(std::int64_t total, c10::IntArrayRef shape, at::ScalarType type) {
+  auto counts = unknown(shape, type);
+  auto bins = counts.numel();
   if (!bins) return counts;
   at::AutoDispatchBelowADInplaceOrView below;
   hold(counts);
-  auto values = on_cpu(counts);
+  auto values = on_cpu(counts).view(-1);
   values.fill_(total / bins);
   values.narrow(0, 0, total % bins).add_(1);
   set_real(counts, false);
@@ -46,7 +49,7 @@ Results bincount(Arguments arguments) {
   TORCH_CHECK(bins > 0, "aten::bincount of values that no GPU has computed: how many bins there are cannot be known; "
               "give it minlength");
   tell("the histogram of", values, "balanced");
-  if (!arguments[1].isTensor()) return {balanced(values.numel(), bins, at::kLong)};
+  if (!arguments[1].isTensor()) return {balanced(values.numel(), {bins}, at::kLong)};
   bool single = arguments[1].toTensor().scalar_type() == at::kFloat;
   return {unknown({bins}, single ? at::kFloat : at::kDouble)};
 }
@@ -54,24 +57,69 @@ Results bincount(Arguments arguments) {
 Results histc(Arguments arguments) {
   const Tensor& values = arguments[0].toTensor();
   tell("the histogram of", values, "balanced");
-  return {balanced(values.numel(), arguments[1].toInt(), values.scalar_type())};
+  return {balanced(values.numel(), {arguments[1].toInt()}, values.scalar_type())};
+}
+
+// Elements of `mask` that are not zero; see Note [Expectations].
+std::int64_t chosen(const Tensor& mask) {
+  auto block = block_of(mask);
+  bool scattered = block && block->ones > 0;
+  tell("the number of non-zeros among", mask, scattered ? "as many as were scattered" : "all");
+  return scattered ? std::llround(block->ones * static_cast<double>(mask.numel())) : mask.numel();
 }
 
 Results nonzero(Arguments arguments) {
   const Tensor& values = arguments[0].toTensor();
-  tell("the number of non-zeros among", values, "all");
-  return {unknown({values.numel(), values.dim()}, at::kLong)};
+  return {unknown({chosen(values), values.dim()}, at::kLong)};
 }
 
 Results masked_select(Arguments arguments) {
   const Tensor &values = arguments[0].toTensor(), &mask = arguments[1].toTensor();
-  tell("the number of non-zeros among", mask, "all");
-  return {unknown({c10::multiply_integers(at::infer_size(values.sizes(), mask.sizes()))}, values.scalar_type())};
+  auto whole = c10::multiply_integers(at::infer_size(values.sizes(), mask.sizes()));
+  return {unknown({mask.numel() ? whole / mask.numel() * chosen(mask) : 0}, values.scalar_type())};
 }
+
+// (where to, dim, index, what).
+Results scatter_one(Arguments arguments, bool in_place) {
+  const Tensor &target = arguments[0].toTensor(), &index = arguments[2].toTensor();
+  if (at::isFloatingType(target.scalar_type()) || !arguments[3].toScalar().equal(1) || !target.numel()) return {};
+  auto result = in_place ? target : unknown(target.sizes(), target.scalar_type());
+  lose(result);
+  if (auto block = block_of(result); block && block->bytes == result.nbytes())
+    block->ones = std::min(1.0, static_cast<double>(index.numel()) / static_cast<double>(target.numel()));
+  return {result};
+}
+
+Results scatter(Arguments arguments) { return scatter_one(arguments, false); }
+
+Results scatter_(Arguments arguments) { return scatter_one(arguments, true); }
+
+// (values, dims, keepdim, dtype).
+Results sum(Arguments arguments) {
+  const Tensor& values = arguments[0].toTensor();
+  auto block = block_of(values);
+  if (!block || block->ones == 0) return {};
+  auto dims = arguments[1].isNone() ? std::vector<std::int64_t>{} : arguments[1].toIntVector();
+  auto summed = at::dim_list_to_bitset(dims, values.dim());
+  if (dims.empty()) summed.set();
+  std::vector<std::int64_t> shape;
+  for (std::int64_t dim = 0; dim < values.dim(); ++dim) {
+    if (!summed[static_cast<std::size_t>(dim)])
+      shape.push_back(values.size(dim));
+    else if (arguments[2].toBool())
+      shape.push_back(1);
+  }
+  auto type = at::isIntegralType(values.scalar_type(), true) ? at::kLong : values.scalar_type();
+  if (!arguments[3].isNone()) type = arguments[3].toScalarType();
+  if (c10::multiply_integers(shape) * c10::elementSize(type) > static_cast<std::int64_t>(SMALL)) return {};
+  return {balanced(chosen(values), shape, type)};
+}
+
+Results sum_of_all(Arguments arguments) { return sum({arguments[0], IValue(), false, arguments[1]}); }
 
 Results distinct(const Tensor& values, c10::IntArrayRef found, c10::IntArrayRef inverse, std::int64_t count) {
   tell("the number of distinct ones among", values, "all");
-  return {unknown(found, values.scalar_type()), unknown(inverse, at::kLong), balanced(count, count, at::kLong)};
+  return {unknown(found, values.scalar_type()), unknown(inverse, at::kLong), balanced(count, {count}, at::kLong)};
 }
 
 // Of all elements: (values, sorted, return_inverse, return_counts) and (values, return_inverse, return_counts, dim).
@@ -146,6 +194,10 @@ Expectation expectation_of(const std::string& name, const std::string& overload)
       {"aten::histc", &histc},
       {"aten::nonzero", &nonzero},
       {"aten::masked_select", &masked_select},
+      {"aten::scatter.value", &scatter},
+      {"aten::scatter_.value", &scatter_},
+      {"aten::sum", &sum_of_all},
+      {"aten::sum.dim_IntList", &sum},
       {"aten::_unique2", &unique},
       {"aten::unique_dim", &unique_dim},
       {"aten::unique_dim_consecutive", &unique_dim},

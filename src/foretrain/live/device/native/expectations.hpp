@@ -11,11 +11,12 @@ namespace foretrain {
 // # Note [Expectations]
 // Some operators count. Of values that no GPU has computed, the count is taken to be what capacity is planned for:
 // histograms are balanced, with the right sum; masks select everything; all values are distinct, and what must hold for
-// all of them does. The first is what a
-// router of experts is trained for, the others are the most that can be. The result is marked as not real, and the
-// script's line is warned of. Where nothing can be expected, e.g. of how many bins, the error says what to give.
+// all of them does. The first is what a router of experts is trained for, the others are the most that can be. Ones that
+// are scattered, as into a map from tokens to the experts that a router has chosen, do not meet: there are as many as
+// indices, and as many in one part of the map as in another. The result is marked as not real, and the script's line is
+// warned of. Where nothing can be expected, e.g. of how many bins, the error says what to give.
 
-// The results, given the arguments.
+// The results, given the arguments; none where nothing is to be expected of these.
 using Expectation = std::vector<c10::IValue> (*)(c10::ArrayRef<c10::IValue> arguments);
 
 // As on a GPU, masks among the indices of `index` and `index_put` are replaced by where they are true, for which the host

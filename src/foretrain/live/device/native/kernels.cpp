@@ -438,7 +438,9 @@ class Call {
     for (const auto& argument : arguments())
       for_each_tensor(argument, [&](const at::Tensor& tensor) { real = real && (!tensor.is_cuda() || is_real(tensor)); });
     if (real) return false;
-    replace(op_.expectation(arguments()));
+    auto expected = op_.expectation(arguments());
+    if (expected.empty()) return false;
+    replace(std::move(expected));
     return true;
   }
 

@@ -357,12 +357,16 @@ at::Tensor on_cpu(const at::Tensor& tensor) {
 }
 
 void set_real(const at::Tensor& tensor, bool real) {
-  if (auto block = block_of(tensor)) block->real = real;
+  if (auto block = block_of(tensor)) {
+    block->real = real;
+    block->ones = 0;
+  }
 }
 
 void lose(const at::Tensor& tensor) {
   if (auto block = block_of(tensor)) {
     block->real = false;
+    block->ones = 0;
     block->pending = nullptr;
     std::free(std::exchange(block->values, nullptr));
   }

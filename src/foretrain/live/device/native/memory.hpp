@@ -32,6 +32,7 @@ struct StorageBlock {
   std::int16_t device = 0;
   bool charged = false;
   bool real = false;     // the values are what a GPU would have computed
+  double ones = 0;       // share of its elements that are 1, if all others are 0 and which they are is not known; else 0
   char* values = nullptr;
   std::shared_ptr<Delivery> pending;
 };

@@ -160,6 +160,8 @@ Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
       set_real(self, real);
     else
       lose(self);
+    auto from = block_of(source), to = block_of(self);
+    if (from && to && to->bytes == self.nbytes()) to->ones = from->ones;
   }
   if (Shapes::at_work()) return self;
   OnDevice here(self.is_cuda() ? self.device().index() : source.device().index());
