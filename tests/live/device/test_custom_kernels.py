@@ -176,7 +176,9 @@ def test_libraries_that_are_not_installed_have_stand_ins() -> None:
 
     import pytest
     import transformer_engine.pytorch as te
+    from apex.contrib.layer_norm.layer_norm import FastLayerNormFN
     from apex.normalization import FusedLayerNorm
+    from apex.normalization.fused_layer_norm import FusedLayerNormAffineFunction
     from apex.optimizers import FusedAdam
     from flash_attn import flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func
     from flash_attn.bert_padding import pad_input, unpad_input
@@ -234,6 +236,8 @@ def test_libraries_that_are_not_installed_have_stand_ins() -> None:
         params_dtype=torch.bfloat16,
     )
     norm = FusedLayerNorm(4096).cuda().bfloat16()
+    fast = FastLayerNormFN.apply(torch.randn(2, 4096, **half), norm.weight, norm.bias, 1e-5)
+    assert FusedLayerNormAffineFunction.apply(fast, norm.weight, norm.bias, (4096,), 1e-5, False).shape == (2, 4096)
     optimizer = FusedAdam([*layer.parameters(), *norm.parameters()])
     tokens = torch.randn(2048, 2, 4096, **half)
 

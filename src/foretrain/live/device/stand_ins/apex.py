@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -64,6 +66,23 @@ class FusedRMSNorm(torch.nn.RMSNorm):
         super().__init__(normalized_shape, eps, elementwise_affine)
 
 
+def _affine_layer_norm(
+    ctx: Any, input: Any, weight: Any, bias: Any, normalized_shape: Any, eps: float, memory_efficient: bool = False
+) -> torch.Tensor:
+    return torch.nn.functional.layer_norm(input, tuple(normalized_shape), weight, bias, eps)
+
+
+def _fast_layer_norm(
+    ctx: Any, x: Any, gamma: Any, beta: Any, epsilon: float = 1e-5, memory_efficient: bool = False
+) -> torch.Tensor:
+    return torch.nn.functional.layer_norm(x, gamma.shape, gamma, beta, epsilon)
+
+
+def _called_by_apply(forward: Callable[..., torch.Tensor]) -> SimpleNamespace:
+    """Return what is called as an autograd function is, and whose arguments can be asked for."""
+    return SimpleNamespace(forward=forward, apply=lambda *args: forward(None, *args))
+
+
 class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
     """DistributedDataParallel of this process's GPU."""
 
@@ -79,6 +98,13 @@ submodule(
     MixedFusedLayerNorm=FusedLayerNorm,
     MixedFusedRMSNorm=FusedRMSNorm,
 )
+submodule(
+    f"{__name__}.normalization.fused_layer_norm",
+    FusedLayerNorm,
+    FusedRMSNorm,
+    FusedLayerNormAffineFunction=_called_by_apply(_affine_layer_norm),
+)
+submodule(f"{__name__}.contrib.layer_norm.layer_norm", FastLayerNormFN=_called_by_apply(_fast_layer_norm))
 submodule(
     f"{__name__}.parallel",
     DistributedDataParallel,
