@@ -113,22 +113,33 @@ def _fold(found: Sequence[Outcome]) -> Mapping[str, int]:
     }
 
 
+def apart(found: Sequence[Outcome]) -> list[tuple[list[Outcome], list[Outcome]]]:
+    """Of each of five folds: its runs, and all others."""
+    fold = _fold(found)
+    return [
+        ([one for one in found if fold[one.id] == number], [one for one in found if fold[one.id] != number])
+        for number in range(FOLDS)
+    ]
+
+
+def held_by_others(here: Sequence[Outcome], rest: Sequence[Outcome]) -> list[bool]:
+    """Of each of ``here``, whether the interval holds it whose range comes from ``rest``."""
+    own, unseen = ranges(rest)
+    return [held(one, own.get(group(one), unseen)) for one in here]
+
+
 def folds(found: Sequence[Outcome]) -> list[list[str]]:
     """Of each of five folds: runs, mean error, the part of measurements within intervals whose ranges are of the other
     four, and the mean error if those had corrected each stack on each GPU by their median."""
-    fold = _fold(found)
     lines = []
-    for number in range(FOLDS):
-        rest = [one for one in found if fold[one.id] != number]
-        here = [one for one in found if fold[one.id] == number]
-        own, unseen = ranges(rest)
+    for number, (here, rest) in enumerate(apart(found), 1):
         known: dict[tuple[str, str], list[float]] = defaultdict(list)
         for one in rest:
             known[one.stack, one.device].append(miss(one))
         corrected = [math.expm1(statistics.median(known[one.stack, one.device] or [0.0]) - miss(one)) for one in here]
-        inside = statistics.fmean(held(one, own.get(group(one), unseen)) for one in here)
+        inside = statistics.fmean(held_by_others(here, rest))
         means = [statistics.fmean(map(abs, values)) for values in ([one.error for one in here], corrected)]
-        lines.append([str(number + 1), str(len(here)), f"{means[0]:.1%}", f"{inside:.0%}", f"{means[1]:.1%}"])
+        lines.append([str(number), str(len(here)), f"{means[0]:.1%}", f"{inside:.0%}", f"{means[1]:.1%}"])
     return lines
 
 

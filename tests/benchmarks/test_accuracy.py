@@ -2,7 +2,6 @@
 
 import math
 import sys
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -89,17 +88,24 @@ def test_kept_outcomes_are_of_todays_commands(accuracy):
 
 
 def test_intervals_hold_what_they_promise(accuracy):
-    """Over published runs, and of each group that has a range of its own, as it has enough of them."""
+    """Of published runs 90 to 98 %, also where ranges come from other runs; of each family as many as chance allows.
+
+    All 23 of 23 are no sign of intervals that are too wide: with 95 % each, that is so in three of ten cases.
+    """
     import trust
+    from scipy.stats import binomtest
 
     rows = accuracy.read()[0]
     found = [one for one in accuracy.kept.current(rows, accuracy.kept.load()).values() if one.predicted]
-    groups = Counter(map(trust.group, found))
+    apart = [one for here, rest in trust.apart(found) for one in trust.held_by_others(here, rest)]
+    families = {one.family for one in found} | {trust.group(one) for one in found}
 
     assert 0.9 <= trust.coverage(found) <= 0.98
-    for group, count in groups.items():
-        if count >= trust.FEW:
-            assert 0.9 <= trust.coverage([one for one in found if trust.group(one) == group]) <= 0.98, group
+    assert 0.9 <= sum(apart) / len(apart) <= 0.98
+    for family in families:
+        held = [trust.held(one) for one in found if family in (one.family, trust.group(one))]
+        assert binomtest(sum(held), len(held), trust.HELD).pvalue > 0.05, family
+        assert sum(held) >= 0.9 * len(held) or len(held) < trust.FEW, family
 
 
 def test_a_range_holds_nineteen_of_twenty(accuracy, two):
