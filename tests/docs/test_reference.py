@@ -68,6 +68,14 @@ def test_no_command_of_a_group_is_left_out(group, known, capsys):
     assert sorted(listed) == sorted(name.split()[-1] for name in known)
 
 
+def test_every_environment_variable_of_ours_is_in_the_reference():
+    page = (DOCS / "reference" / "files.md").read_text(encoding="utf-8")
+    sources = (DOCS.parent / "src").rglob("*.py")
+    names = {name for path in sources for name in re.findall(r'"(FORETRAIN_(?!LAB)[A-Z]+)"', path.read_text("utf-8"))}
+    assert len(names) > 3
+    assert not {name for name in names if f"`{name}`" not in page}
+
+
 def test_every_policy_has_a_page():
     for name in POLICIES.keys() - {"tic"}:
         page = (DOCS / "policies" / f"{name}.md").read_text(encoding="utf-8")

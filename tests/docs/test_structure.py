@@ -1,20 +1,25 @@
-"""Pages are in tables of contents, links lead somewhere, and console blocks name commands and options that exist."""
+"""Pages are in tables of contents, links lead somewhere, and commands that pages show are understood."""
 
+import functools
+import importlib
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from foretrain.cli import main
+from foretrain.cli import accuracy, lab, main, run, search, simulate, topology
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [path for path in sorted(DOCS.rglob("*.md")) if not {"_figures", "_build"} & set(path.parts)]
 TEXTS = {path: path.read_text(encoding="utf-8") for path in PAGES}
+OUTSIDE = {ROOT / name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md")}
+entry = importlib.import_module("foretrain.cli.main")
 
 
 def listed(path: Path) -> set[Path]:
@@ -39,7 +44,7 @@ def test_tables_of_contents_of_the_first_page_have_captions():
 
 def test_links_between_pages_lead_somewhere():
     broken = []
-    for path, text in TEXTS.items():
+    for path, text in (TEXTS | OUTSIDE).items():
         targets = re.findall(r"\{doc\}`(?:[^`<]*<)?([^`<>]+)>?`", text)
         for one in targets:
             base = DOCS if one.startswith("/") else path.parent
@@ -51,31 +56,60 @@ def test_links_between_pages_lead_somewhere():
     assert not broken
 
 
-def commands() -> dict[str, set[str]]:
-    """Return the options of each command that a console block names, by command."""
-    found: dict[str, set[str]] = {}
-    for text in TEXTS.values():
-        for block in re.findall(r"```console\n(.*?)```", text, re.DOTALL):
-            for line in re.findall(r"^\$ foretrain (.+)$", block.replace("\\\n", " "), re.MULTILINE):
-                words = shlex.split(line.partition(" -- ")[0].partition(" | ")[0], comments=True)
-                if words and not words[0].startswith("-"):
-                    options = {word.partition("=")[0] for word in words[1:] if re.match(r"--[a-z]", word)}
-                    name = " ".join(words[:2]) if words[0] in ("lab", "topology") else words[0]
-                    found.setdefault(name, set()).update(options)
-    return found
+def shown() -> Iterator[tuple[str, str]]:
+    """Yield page and command of every line in a block that calls foretrain, also of the outputs that pages include."""
+    for path, text in (TEXTS | OUTSIDE).items():
+        included = [
+            (path.parent / name).read_text() for name in re.findall(r"literalinclude\} (\S+\.(?:txt|sh))", text)
+        ]
+        fenced = re.findall(r"(?ms)^ *```\S*$(.*?)^ *```", text)
+        indented = re.findall(r"(?m)(?:^ {4}.*\n)+", text)
+        for block in (*fenced, *indented, *included):
+            for line in re.findall(r"(?m)^\s*(?:\$ )?foretrain (?!:)(.+)$", block.replace("\\\n", " ")):
+                yield path.name, line.partition(" &")[0].replace("…", "")
 
 
-def test_console_blocks_name_commands_and_options_that_exist(capsys):
-    named = commands()
-    assert len(named) > 10
+def without_effect(command):
+    """Return a command with the same arguments that does nothing."""
+    return functools.wraps(command)(lambda *_, **__: None)
+
+
+def test_commands_in_blocks_are_understood(monkeypatch, capsys):
+    groups = {
+        group: tuple(one if isinstance(one, tuple) else without_effect(one) for one in members)
+        for group, members in entry._GROUPS.items()
+    }
+    monkeypatch.setattr(entry, "_GROUPS", groups)
+    for module in (accuracy, lab, topology):
+        made = {name: without_effect(command) for name, command in module.COMMANDS.items()}
+        monkeypatch.setattr(module, "COMMANDS", made)
+    for module in (run, search, simulate):
+        monkeypatch.setattr(module, "_start", lambda *_: None)
+
+    found, wrong = list(shown()), []
+    assert len(found) > 50
+    for page, line in found:
+        try:
+            main(shlex.split(line, comments=True))
+        except SystemExit as end:
+            wrong += [f"{page}: {line}"] * bool(end.code)
+    assert not wrong, capsys.readouterr().err
+
+
+def test_options_in_text_exist(capsys):
+    named: dict[str, set[str]] = {}
+    for text in (TEXTS | OUTSIDE).values():
+        for line in re.findall(r"`foretrain ([^`]+)`", text):
+            words = line.partition(" -- ")[0].split()
+            name = " ".join(words[:2]) if words[0] in ("lab", "topology", "accuracy") else words[0]
+            named.setdefault(name, set()).update(re.findall(r"(?<=\s)--[a-z][a-z-]*", line.partition(" -- ")[0]))
     wrong = []
-    for name, options in sorted(named.items()):
-        if name == "help":
-            continue
-        with pytest.raises(SystemExit, match="0"):
-            main([*name.split(), "--help"])
-        known = set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out)) | {"--quiet"}
-        wrong += [f"{name} {one}" for one in options - known]
+    for name, options in named.items():
+        if options and name != "run":  # others are torchrun's
+            with pytest.raises(SystemExit, match="0"):
+                main([*name.split(), "--help"])
+            known = set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out))
+            wrong += [f"{name} {one}" for one in options - known]
     assert not wrong
 
 

@@ -57,7 +57,7 @@ def test_what_is_whose(started):
     ],
 )
 def test_ranks_have_the_transport_of_the_command(transport):
-    asked = LaunchSettings(transport=transport, tune=True)
+    asked = LaunchSettings(transport=transport, tune=True, quiet=True)
     assert worker.settings(worker.parser().parse_args([*asked.arguments(), "train.py"])) == asked
 
 

@@ -153,6 +153,10 @@ def test_nothing_to_take_over(ranks, script, line):
     assert ranks(jobs.taken, script, USUAL)[0].said == f"foretrain: {line}\n"
 
 
+def test_quiet_leaves_the_summary_out(ranks):
+    assert ranks(jobs.taken, jobs.untrained, LaunchSettings(quiet=True))[0].said == ""
+
+
 def test_models_that_are_gone_end_and_the_summary_stays_short(ranks):
     told = ranks(jobs.taken, jobs.many, USUAL)
     assert [each.events for each in told] == [[["close"]] * 4] * 2

@@ -42,8 +42,10 @@ def run(*arguments: object, **options) -> subprocess.CompletedProcess[str]:
 @pytest.mark.smoke_case("0")
 @pytest.mark.parametrize("servers", [0, 1])
 def test_ranks_of_numpy_end_with_the_same_weights(servers):
-    ended = run("--nproc", 2, "--schedule", "prophet", *["--servers", servers] * bool(servers), "--", EXAMPLE)
+    options = ["--servers", servers, "--quiet"] * bool(servers)
+    ended = run("--nproc", 2, "--schedule", "prophet", *options, "--", EXAMPLE)
     assert ended.returncode == 0, ended.stderr
+    assert ("foretrain: " in ended.stderr) == ("--quiet" not in options), ended.stderr
     found = re.findall(r"rank (\d) of 2: prophet[^;]*; Σ\|w\| = ([\d.]+)", ended.stdout)
     assert sorted(rank for rank, _ in found) == ["0", "1"], ended.stdout
     assert len({weights for _, weights in found}) == 1

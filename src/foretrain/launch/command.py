@@ -70,7 +70,7 @@ def launch(
     bounded = str(settings.transport) if isinstance(settings.transport, BoundedLoss) else None
     os.environ[TRANSPORT] = bounded or ("ps" if isinstance(settings.transport, ParameterServer) else "all_reduce")
     if find_spec("torch") is None:
-        command = [sys.executable, "-m", _WORKER, *["-m"] * module, *script]
+        command = [sys.executable, "-m", _WORKER, *["--quiet"] * settings.quiet, *["-m"] * module, *script]
         return _launch_plainly(command, nodes_of(torchrun), settings, secret, servers, server_restarts)
     torch_version("foretrain run")  # its ranks say whether it was tested
     from torch.distributed import run
