@@ -35,6 +35,10 @@
 // than the fastest: a queue is as long as that, and what is urgent would wait behind it. But not while no more is under
 // way than at the beginning: then the queue is of others, who would take all.
 //
+// Note [Direct sums]. Where a stage adds one array to the values and nothing else, each packet is added as it comes,
+// while it is in a core's cache, and not placed first. Of such a stage no other array waits, so that the order of
+// additions is the plan's. What has come before the stage begins was placed, and is added then, unless that is much.
+//
 // Note [Own thread]. The engine answers peers in a thread that never takes Python's lock, which a training thread may
 // hold for milliseconds: TCP would answer them in the kernel.
 
@@ -73,7 +77,8 @@
 namespace {
 
 const int64_t MOST_SEGMENTS = 64, DATAGRAM = 65000;     // of one call, of the kernel
-const int64_t BATCH = 16, BUFFER = 1 << 16;             // messages and bytes of one recvmmsg
+const int64_t MOST_PAYLOAD = 8192;                        // engine.py's _LARGEST
+const int64_t BATCH = 4, BUFFER = 1 << 16;             // messages and bytes of one recvmmsg
 const int64_t SLICE = 256 << 10;                        // bytes that are summed before packets are looked at again
 const int64_t QUEUED = 1 << 20;                         // bytes that wait for a peer's connection
 const int64_t LONGEST_WAIT = 50'000'000;                // ns between two questions to a peer that computes
@@ -98,6 +103,12 @@ int64_t now_ns() {
     timespec time;
     clock_gettime(CLOCK_MONOTONIC, &time);
     return int64_t(time.tv_sec) * 1'000'000'000 + time.tv_nsec;
+}
+
+// Asks for all of a packet's memory before any of it is used: where that is in no cache of the core's own, it comes half
+// as fast again, or twice as fast.
+template <bool writing> void prefetch(const char* data, int64_t size) {
+    for (int64_t at = 0; at < size; at += 64) __builtin_prefetch(data + at, writing);
 }
 
 // Of a number that goes round.
@@ -202,6 +213,7 @@ struct Receive {
     int64_t from, stage, packets, size, need, place, cursor = 0, got = 0, vital_missing = 0;
     int64_t* history = nullptr;     // of its ending; null where that is the share that has come
     char* target;
+    const SumNumbers* direct = nullptr;     // what its packets are added by as they come; see Note [Direct sums]
     bool done = false, touched = false;
     int64_t first = 0, enough = 0, last = 0;    // ns: when the first packet, enough, and the first of the last had come
     Bits came, vital;
@@ -215,7 +227,7 @@ struct Operation {
     std::vector<const int64_t*> stages;
     std::vector<int64_t> extents;   // pairs: first vital byte and the one behind the last, ascending
     char* values;
-    std::vector<char> scratch;
+    std::unique_ptr<char[]> scratch;
     std::vector<Receive> receives;
     std::vector<int> receive_of;    // by stage and rank; -1 for none
     std::deque<Send> sends;
@@ -405,7 +417,7 @@ class Engine {
     void begin(Operation& op) {
         const PlanHeader& header = op.header();
         const int64_t* at = op.plan.data() + sizeof(PlanHeader) / 8;
-        op.scratch.resize(header.scratch);
+        op.scratch.reset(new char[header.scratch]);  // not zeroed: what is lost is, when it is
         op.receive_of.assign(header.stages * set_.ranks, -1);
         for (int64_t stage = 0; stage < header.stages; ++stage) {
             op.stages.push_back(at);
@@ -417,9 +429,9 @@ class Engine {
                                                   counts.sums);
         }
         opened_ = op.number + 1;
+        start_stage(op);
         place_early(op);
         for (Receive& receive : op.receives) peers_[receive.from].owes_ack = true;  // it says what is opened
-        start_stage(op);
     }
 
     void expect(Operation& op, int64_t stage, const ReceiveNumbers& numbers) {
@@ -428,7 +440,7 @@ class Engine {
         Receive& made = op.receives.back();
         made.from = numbers.from, made.stage = stage, made.size = numbers.size, made.need = numbers.need;
         made.place = numbers.place;
-        made.target = (numbers.scratch ? op.scratch.data() : op.values) + numbers.target;
+        made.target = (numbers.scratch ? op.scratch.get() : op.values) + numbers.target;
         made.packets = (numbers.size + set_.payload - 1) / set_.payload;
         made.came.reset(made.packets, false);
         if (made.need >= made.size) return;
@@ -456,7 +468,32 @@ class Engine {
         const StageHeader& counts = *reinterpret_cast<const StageHeader*>(op.stages[op.stage]);
         const auto* sends = reinterpret_cast<const SendNumbers*>(&counts + 1);
         for (int64_t k = 0; k < counts.sends; ++k) start_send(op, sends[k]);
-        for (const Receive& receive : op.receives) op.waiting += receive.stage == op.stage && !receive.done;
+        const auto* receives = reinterpret_cast<const ReceiveNumbers*>(sends + counts.sends);
+        for (Receive& receive : op.receives) {
+            if (receive.stage != op.stage) continue;
+            op.waiting += !receive.done;
+            if (counts.receives == 1 && counts.sums == 1)
+                add_directly(op, receive, *reinterpret_cast<const SumNumbers*>(receives + 1));
+        }
+    }
+
+    // Adds what has come of the only array of a stage, and from now on each of its packets; not where that is too much.
+    void add_directly(Operation& op, Receive& receive, const SumNumbers& sum) {
+        if (sum.into_scratch || sum.size != receive.size || receive.got > SLICE) return;
+        receive.direct = &sum;
+        op.sum = 1;
+        for (int64_t i = receive.came.next(0, true); i < receive.packets; i = receive.came.next(i + 1, true)) {
+            int64_t from = i * set_.payload;
+            add(op, sum, from, receive.target + from, std::min(set_.payload, receive.size - from));
+        }
+    }
+
+    static void add(Operation& op, const SumNumbers& sum, int64_t from, const char* data, int64_t size) {
+        const ::Kind& kind = kinds[op.header().kind];
+        alignas(8) char aligned[MOST_PAYLOAD];
+        if (reinterpret_cast<uintptr_t>(data) % kind.item)  // behind a packet of odd bytes, over TCP
+            data = static_cast<const char*>(std::memcpy(aligned, data, size));
+        kind.add(op.values + sum.into + from, data, size / kind.item);
     }
 
     void start_send(Operation& op, const SendNumbers& numbers) {
@@ -559,7 +596,7 @@ class Engine {
         for (int64_t i = receive.came.next(0, false); i < receive.packets; i = receive.came.next(i, false)) {
             int64_t end = receive.came.next(i, true);
             int64_t from = i * set_.payload, size = std::min(end * set_.payload, receive.size) - from;
-            std::memset(receive.target + from, 0, size);
+            if (!receive.direct) std::memset(receive.target + from, 0, size);
             op.lost.insert(op.lost.end(), {receive.place + from, size, receive.from});
             counters_[LOST_BYTES] += size;
             i = end;
@@ -597,8 +634,8 @@ class Engine {
             if (budget <= 0) return true;
             const SumNumbers& sum = sums[op.sum];
             int64_t size = std::min(sum.size - op.summed, SLICE);
-            char* into = (sum.into_scratch ? op.scratch.data() : op.values) + sum.into + op.summed;
-            const char* from = (sum.from_scratch ? op.scratch.data() : op.values) + sum.from + op.summed;
+            char* into = (sum.into_scratch ? op.scratch.get() : op.values) + sum.into + op.summed;
+            const char* from = (sum.from_scratch ? op.scratch.get() : op.values) + sum.from + op.summed;
             kind.add(into, from, size / kind.item);
             budget -= size;
             op.summed += size;
@@ -730,7 +767,12 @@ class Engine {
         if (!receive.first) receive.first = now_;
         int64_t place = (header.index - receive.cursor + receive.packets) % receive.packets;  // in the order of sending
         if (!receive.last && place >= receive.packets - (receive.packets + LAST - 1) / LAST) receive.last = now_;
-        std::memcpy(receive.target + from, data, header.length);
+        if (receive.direct) {
+            add(op, *receive.direct, from, data, header.length);
+        } else {
+            prefetch<true>(receive.target + from, header.length);
+            std::memcpy(receive.target + from, data, header.length);
+        }
         receive.got += header.length;
         if (receive.vital_missing && receive.vital.get(header.index)) --receive.vital_missing;
         receive.touched = true;
@@ -1012,6 +1054,7 @@ class Engine {
             header.index = uint32_t(chosen[k]);
             header.sequence = peer.sequence + uint32_t(k);
             header.length = uint16_t(std::min(set_.payload, send->size - chosen[k] * set_.payload));
+            prefetch<false>(data, header.length);
             header.tag = tag_of(peer.sending, header, data);
             parts[2 * k] = {&header, sizeof header};
             parts[2 * k + 1] = {const_cast<char*>(data), header.length};
