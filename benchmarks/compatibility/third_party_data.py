@@ -71,6 +71,31 @@ def litgpt() -> None:
     Path("custom_texts/train.jsonl").unlink()
 
 
+def c4(folder: str = "allenai/c4") -> None:
+    """Write documents where ``load_dataset("allenai/c4", name="en")`` finds them before it downloads any."""
+    for split in ("train", "validation"):
+        texts(f"{folder}/{split}")
+    files = "\n".join(f"  - split: {split}\n    path: {split}/train.jsonl" for split in ("train", "validation"))
+    about = f"---\nconfigs:\n- config_name: en\n  data_files:\n{files}\n---\n"
+    Path(folder, "README.md").write_text(about, encoding="utf-8")
+
+
+def accelerate(model: str) -> None:
+    """Write what accelerate's examples download: stories, and a Llama with its tokenizer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    texts("roneneldan/TinyStories")
+    tokenizer(model)
+    config = LlamaConfig(
+        hidden_size=2048, intermediate_size=8192, num_hidden_layers=4, num_attention_heads=16, num_key_value_heads=8,
+        vocab_size=512,
+    )  # fmt: skip
+    with torch.device("meta"):
+        made = LlamaForCausalLM(config)
+    made.to_empty(device="cpu").bfloat16().save_pretrained(model)
+
+
 def images(folder: str, classes: int = 10, each: int = 80, size: int = 256) -> None:
     """Write pictures of noise, in a folder for each class and split, as ImageNet's are."""
     from PIL import Image  # pyright: ignore[reportMissingImports]
@@ -147,6 +172,8 @@ KINDS = {
     "nanogpt": nanogpt,
     "fineweb": fineweb,
     "litgpt": litgpt,
+    "accelerate": accelerate,
+    "c4": c4,
     "images": images,
     "picotron": picotron,
 }
