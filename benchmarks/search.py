@@ -1,20 +1,28 @@
 """The search for recipes: against trying everything, and against published rankings.
 
-Spaces that can be exhausted: of each, every recipe is simulated whole, and then it is searched with nothing known.
-Regret is how much longer the search's winner takes than the best of all; the CPU share is what both computed, counted
-by the system, so that it does not depend on what else runs. Published rankings: runs of accuracy/groundtruth-train.csv
-that differ in their recipe alone, with the forecasts that accuracy.py has kept; is the fastest that was measured among
-the three that are forecast to be?
+Spaces that were exhausted: of each recipe of six spaces, data/search.json keeps how long a step takes by its whole
+simulation, and the CPU time of that. A search that knows nothing of it then looks for the best. Regret is how much
+longer its winner takes than the best of all; the CPU share is what it computed over what all whole simulations did,
+counted by the system, so that it does not depend on what else runs. Where another machine exhausted the space, the
+recipes that both simulated whole tell how fast it was.
 
-    python benchmarks/search.py                 the same as --full: hours
-    python benchmarks/search.py --quick         one small space
-    python benchmarks/search.py --space NAME    only those of the full spaces with this in their names
-    python benchmarks/search.py --published     only the published rankings, at once
+Every recipe that a search simulates whole must come out as kept, to the picosecond: otherwise forecasts have changed,
+what is kept is stale, and the benchmark ends with the command that makes it anew.
+
+Published rankings: runs of accuracy/groundtruth-train.csv that differ in their recipe alone, with the forecasts that
+accuracy.py has kept; is the fastest that was measured among the three that are forecast to be?
+
+    python benchmarks/search.py                   the same as --full: all spaces
+    python benchmarks/search.py --quick           one space
+    python benchmarks/search.py --space NAME      only those with this in their names
+    python benchmarks/search.py --published       only the published rankings, at once
+    python benchmarks/search.py --exhaust FOLDER  simulates spaces whole and keeps that; goes on from what FOLDER has
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import itertools
 import json
 import math
@@ -27,7 +35,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from measure import finish, options
+from measure import finish, machine, options
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "accuracy"))
@@ -37,15 +45,17 @@ from scipy.stats import spearmanr  # noqa: E402
 
 from foretrain.recipe_search import search  # noqa: E402
 
-KEPT = HERE / "data/accuracy.jsonl"
+FORECASTS = HERE / "data/accuracy.jsonl"
 """Forecasts of published runs, which benchmarks/accuracy.py has simulated."""
+KEPT = HERE / "data/search.json"
+"""Whole simulations of all recipes of the spaces below."""
 LEAST = 4
 """Runs that make a ranking."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A space to exhaust.
+    """A space to search.
 
     Attributes:
         name: of the model and the cluster.
@@ -68,6 +78,7 @@ class Outcome:
         regret: the winner's time over the best of all, less 1.
         share: of CPU.
         recipes: of the space.
+        whole: those that the search simulated whole.
         seconds: that the search took.
         error: largest of the extended forecasts.
     """
@@ -76,26 +87,22 @@ class Outcome:
     regret: float
     share: float
     recipes: int
+    whole: int
     seconds: float
     error: float
 
 
-def megatron(name: str, cluster: str, batch: int, layers: int, hidden: int, small: bool = False) -> Case:
-    """A GPT by Megatron's parallelism."""
+def megatron(name: str, cluster: str, layers: int, hidden: int) -> Case:
+    """A GPT by Megatron's parallelism, 512 sequences a step."""
     model = ("--model", "gpt", "--words", 51200, "--hidden", hidden, "--heads", hidden // 128, "--layers", layers)
-    words = ("--global-batch", batch, "--dtype", "bf16", "--attention", "flash", "--fuse", "--steps", 9)
+    words = ("--global-batch", 512, "--dtype", "bf16", "--attention", "flash", "--steps", 9)
     places = ("--tp", "{tp}", "--pp", "{pp}", "--micro-batch", "{mbs}", "--recompute", "{recompute}")
     return Case(
         f"{name} on {cluster}",
         cluster,
         tuple(map(str, (HERE / "accuracy/megatron.py", *model, *words, *places))),
         {
-            "values": {
-                "tp": [1, 2] if small else [1, 2, 4, 8],
-                "pp": [1] if small else [1, 2, 4],
-                "mbs": [1, 2] if small else [1, 2, 4],
-                "recompute": ["none"] if small else ["none", "full"],
-            },
+            "values": {"tp": [1, 2, 4, 8], "pp": [1, 2], "mbs": [1, 2, 4, 8], "recompute": ["none", "full"]},
             "derived": {"dp": "world // (tp * pp)"},
             "flags": {"global_batch": "--global-batch", "layers": "--layers"},
             "require": ["global_batch % (dp * mbs) == 0", "global_batch // (dp * mbs) >= pp", "layers % pp == 0"],
@@ -103,55 +110,69 @@ def megatron(name: str, cluster: str, batch: int, layers: int, hidden: int, smal
             "batch": "global_batch",
             "short": {"global_batch": "dp * mbs * pp", "layers": "pp"},
             "tokens": "global_batch * 2048",
+            "steps": 2,
         },
     )
 
 
-def llama(cluster: str, model: str) -> Case:
-    """Llama by torchtitan's parallelism: FSDP2 and tensor parallel."""
-    words = ("--model", model, "--sequence", 4096, "--batch", "{batch}", "--tp", "{tp}")
-    return Case(
-        f"{model} on {cluster}",
-        cluster,
-        tuple(map(str, (HERE / "accuracy/llama.py", *words, "--recompute", "{recompute}", "--steps", 9))),
-        {
-            "values": {
-                "tp": [1, 2, 4, 8],
-                "batch": [1, 2, 3, 4, 6, 8],
-                "recompute": ["none", "selective", "layers", "full"],
-            },
-            "memory": {"grows": ["batch"]},
-            "tokens": "batch * 4096 * world // tp",
-        },
-    )
-
-
-FULL = (
-    megatron("GPT 7B", "dgx-h100:4", 512, 32, 4096),
-    megatron("GPT 7B", "dgx-a100:4", 512, 32, 4096),
-    megatron("GPT 30B", "dgx-h100:8", 512, 48, 7168),
-    megatron("GPT 30B", "dgx-a100:8", 512, 48, 7168),
-    llama("dgx-h100:4", "llama3-8b"),
-    llama("dgx-a100:4", "llama3-8b"),
+SPACES = tuple(
+    megatron(name, cluster, layers, hidden)
+    for name, layers, hidden in (("GPT 7B", 32, 4096), ("GPT 2.7B", 32, 2560), ("GPT 1.3B", 24, 2048))
+    for cluster in ("dgx-h100:4", "dgx-a100:4")
 )
-QUICK = megatron("GPT 0.4B", "dgx-h100:1", 64, 8, 2048, small=True)
+QUICK = SPACES[0]
 
 
-def exhausted(case: Case) -> Outcome:
-    """Search a case with and without trying everything."""
-    every = search(case.script, case.space, case.cluster, exhaustive=True)
+def kept() -> dict[str, Any]:
+    """Return what was exhausted, by the case's name."""
+    return json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+
+
+def exhaust(case: Case, folder: Path) -> None:
+    """Simulate all recipes of a case whole, and keep how long a step of each takes, why not, and at what CPU time."""
+    found = search(case.script, case.space, case.cluster, exhaustive=True, store=folder / case.name).found
+    rows = {}
+    for one in found.candidates:
+        assert one.outcome is not None
+        rows[str(one.recipe)] = [one.account.time if one.account else one.status, round(one.outcome.cpu, 2)]
+    every = kept() | {case.name: {"date": str(datetime.date.today()), **machine(), "recipes": rows}}
+    lines = []
+    for name in sorted(every):
+        recipes = every[name].pop("recipes")
+        shown = ",\n".join(f"  {json.dumps(each)}: {json.dumps(row)}" for each, row in recipes.items())
+        lines.append(f'{json.dumps(name)}: {json.dumps(every[name])[:-1]}, "recipes": {{\n{shown}\n }}}}')
+    KEPT.write_text("{" + ",\n".join(lines) + "}\n", encoding="utf-8")
+
+
+def stale(case: Case, why: str) -> SystemExit:
+    return SystemExit(f"{case.name}: what {KEPT.name} keeps is stale: {why}. Make it anew: python benchmarks/search.py "
+                      f"--exhaust FOLDER --space '{case.name}'")  # fmt: skip
+
+
+def searched(case: Case) -> Outcome:
+    """Search a case, and compare with what is kept of it."""
+    if case.name not in kept():
+        raise stale(case, "it has nothing of this space")
+    truth: dict[str, tuple[float | str, float]] = kept()[case.name]["recipes"]
     began = time.perf_counter()
-    found = search(case.script, case.space, case.cluster)
+    found = search(case.script, case.space, case.cluster).found
     seconds = time.perf_counter() - began
-    best, winner = every.found.winner, found.found.winner
-    truth = every.found.candidates[winner.recipe.number]
-    assert best.account is not None
-    regret = math.inf
-    if truth.account is not None:
-        tokens = (best.recipe.tokens or 1) / (truth.recipe.tokens or 1)
-        regret = truth.account.time / best.account.time * tokens - 1
-    share = found.found.cpu / every.found.cpu
-    return Outcome(case.name, regret, share, len(every.found.candidates), seconds, found.found.error)
+    if [*truth] != [str(one.recipe) for one in found.candidates]:
+        raise stale(case, "the space has other recipes now")
+    here = there = 0.0
+    for one in found.ranked:
+        assert one.account is not None
+        assert one.outcome is not None
+        time_kept, cpu = truth[str(one.recipe)]
+        if time_kept != one.account.time:
+            raise stale(case, f"{one.recipe} takes {one.account.time!r} s where {time_kept!r} is kept")
+        here, there = here + one.outcome.cpu, there + cpu
+    best = min(value for value, _ in truth.values() if isinstance(value, float))
+    winner = found.winner.account
+    assert winner is not None
+    share = found.cpu / (sum(cpu for _, cpu in truth.values()) * here / there)
+    whole = len(found.ranked)
+    return Outcome(case.name, winner.time / best - 1, share, len(truth), whole, seconds, found.error)
 
 
 @dataclass(frozen=True)
@@ -177,7 +198,7 @@ def published() -> Iterator[Ranking]:
     """Yield rankings of the runs whose forecasts benchmarks/accuracy.py has kept."""
     rows = {row.id: row for row in read()[0]}
     groups: dict[object, list[tuple[float, float]]] = defaultdict(list)
-    for line in KEPT.read_text(encoding="utf-8").splitlines():
+    for line in FORECASTS.read_text(encoding="utf-8").splitlines():
         one = json.loads(line)
         if one["failure"] or one["id"] not in rows:
             continue
@@ -199,9 +220,10 @@ def published() -> Iterator[Ranking]:
 
 
 def own_options(parser: argparse.ArgumentParser) -> None:
-    """--space, --published."""
+    """--space, --published, --exhaust."""
     parser.add_argument("--space", action="append", metavar="NAME", help="only spaces with this in their name")
     parser.add_argument("--published", action="store_true", help="only the published rankings, which simulates nothing")
+    parser.add_argument("--exhaust", type=Path, metavar="FOLDER", help="simulate spaces whole, and keep that")
 
 
 def chosen(arguments: argparse.Namespace) -> Sequence[Case]:
@@ -209,19 +231,24 @@ def chosen(arguments: argparse.Namespace) -> Sequence[Case]:
         return ()
     if arguments.quick:
         return (QUICK,)
-    return [case for case in FULL if not arguments.space or any(name in case.name for name in arguments.space)]
+    return [case for case in SPACES if not arguments.space or any(name in case.name for name in arguments.space)]
 
 
 def main() -> None:
     """Search, print, and write JSON if asked."""
     arguments = options(__doc__ or "", own_options)
+    if arguments.exhaust:
+        for case in chosen(arguments):
+            exhaust(case, arguments.exhaust)
+            print(f"{case.name}: kept", flush=True)
+        return
     found: list[Outcome] = []
     for case in chosen(arguments):
-        one = exhausted(case)
+        one = searched(case)
         found.append(one)
         print(
-            f"{one.name:28} {one.recipes:4} recipes  regret {one.regret:.2%}  {one.share:.1%} of the CPU of all  "
-            f"{one.seconds:.0f} s  extended forecasts within {one.error:.2%}",
+            f"{one.name:24} {one.recipes:4} recipes, {one.whole:3} whole  regret {one.regret:.2%}  "
+            f"{one.share:.1%} of the CPU of all  {one.seconds:.0f} s  extended forecasts within {one.error:.2%}",
             flush=True,
         )
     rankings = list(published())

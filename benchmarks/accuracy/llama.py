@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import zlib
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 import ring_attention
@@ -52,6 +53,7 @@ KEPT = {
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="llama3-8b")
+    parser.add_argument("--layers", type=int, help="of the model, where it is to have others than its own")
     parser.add_argument("--sequence", type=int, default=8192, help="tokens of a sequence")
     parser.add_argument("--batch", type=int, default=1, help="sequences of each data-parallel rank")
     parser.add_argument("--shard", type=int, help="ranks that shard parameters; replicated beyond (HSDP)")
@@ -153,7 +155,7 @@ def stage(
     args: argparse.Namespace, meshes: dict[str, DeviceMesh], number: int, count: int, device: torch.device
 ) -> Llama:
     """Stage ``number`` of ``count``, split, wrapped and initialised."""
-    shape = SHAPES[args.model]
+    shape = replace(SHAPES[args.model], layers=args.layers or SHAPES[args.model].layers)
     layers = range(number * shape.layers // count, (number + 1) * shape.layers // count)
     with torch.device("meta"):
         model = Llama(shape, layers, first=number == 0, last=number == count - 1)
