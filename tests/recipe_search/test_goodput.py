@@ -62,7 +62,7 @@ def test_a_spare_saves_the_repair() -> None:
 
 ACCOUNT = Account(
     time=10.0, compute=6.0, exposed=2.0, waiting=1.0, idle=1.0, spread=0.1, kernels={}, flops=1.0, reserved=1.0,
-    carried=0.1, launches=1.0,
+    state=4e9, carried=0.1, launches=1.0,
 )  # fmt: skip
 
 
@@ -94,6 +94,14 @@ def test_failures_make_tokens_dearer() -> None:
     text = "".join(bill.lines(ACCOUNT, 1e6))
     assert "a failure every 1.0 h" in text
     assert "Young" in text
+
+
+def test_a_checkpoint_takes_as_long_as_a_gpu_writes_its_part() -> None:
+    written = Failures(HOUR, 0.0, 300.0, rate=2e9)
+    assert written.writing(4e9) == Failures(HOUR, 2.0, 300.0)
+    bill = bill_of("H100", 8, 3.6, written)
+    assert bill.useful(ACCOUNT) == bill_of("H100", 8, 3.6, Failures(HOUR, 2.0, 300.0)).useful(ACCOUNT)
+    assert "checkpoint of 2.0 s" in "".join(bill.lines(ACCOUNT, 1e6))
 
 
 @pytest.mark.parametrize(("price", "interval"), [(-1.0, None), (1.0, 0.0)])

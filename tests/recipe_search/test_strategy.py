@@ -44,7 +44,7 @@ def account(batch: int, tp: int, pp: int, mbs: int, bend: float = 0.0) -> Accoun
     return Account(
         time=compute + waiting + exposed, compute=compute, exposed=exposed, waiting=waiting, idle=0.0,
         spread=0.02 * compute, kernels={"aten::mm": 0.8 * compute, "aten::add": 0.2 * compute}, flops=1e12 * batch,
-        reserved=(8 + 10 * mbs / tp) * GIB, carried=0.1, launches=100.0 * micro,
+        reserved=(8 + 10 * mbs / tp) * GIB, state=GIB, carried=0.1, launches=100.0 * micro,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from foretrain.cli.arguments import (
 from foretrain.cli.progress import searching
 from foretrain.errors import ConfigError, MissingExtra
 from foretrain.files import STDOUT, write_json
-from foretrain.units import SECOND, parse_time
+from foretrain.units import SECOND, parse_rate, parse_time
 
 if TYPE_CHECKING:
     from foretrain.recipe_search.bill import Failures
@@ -57,7 +58,8 @@ class SearchOptions:
         goal: what to minimise for a token: time (step), time with failures (goodput), money (cost) or energy.
         price: of a GPU's hour, in any currency; by default a list price, which is printed with its date.
         mtbf: mean time between failures of one GPU with its part of the server, e.g. 50000h.
-        checkpoint: time for which the job stands still to write a checkpoint.
+        checkpoint: time for which the job stands still to write a checkpoint; or the rate at which a GPU writes its
+            part of the parameters and of the optimizer's state, e.g. 2GB/s.
         checkpoint_every: time of work between checkpoints, e.g. 30min; auto is the best.
         restart: time from a failure to the first step again.
         repair: time until a broken server is replaced, where no spare is left.
@@ -82,7 +84,7 @@ class SearchOptions:
     goal: Literal["step", "cost", "energy", "goodput"] = "step"
     price: float | None = None
     mtbf: TimeText | None = None
-    checkpoint: TimeText = "30s"
+    checkpoint: Annotated[str, named("TIME|RATE")] = "30s"
     checkpoint_every: Annotated[str, named("TIME|auto")] = "auto"
     restart: TimeText = "5min"
     repair: TimeText = "0s"
@@ -156,12 +158,15 @@ def _failures(options: SearchOptions, world: int) -> Failures | None:
 
     if options.mtbf is None:
         return None
-    names = ("mtbf", "checkpoint", "restart", "repair")
-    mtbf, checkpoint, restart, repair = (_seconds(getattr(options, name), name) for name in names)
+    mtbf, restart, repair = (_seconds(getattr(options, name), name) for name in ("mtbf", "restart", "repair"))
+    if options.checkpoint.rstrip().endswith(("B/s", "bps", "Bps", "bit/s", "b/s")):
+        checkpoint, rate = 0.0, parse_rate(options.checkpoint, "checkpoint")
+    else:
+        checkpoint, rate = _seconds(options.checkpoint, "checkpoint"), math.inf
     if mtbf <= 0 or options.spares < 0:
         name = "mtbf" if mtbf <= 0 else "spares"
         raise ConfigError(name, getattr(options, name), "cannot be", "write e.g. --mtbf 50000h --spares 1")
-    return Failures(job_mtbf(world, mtbf), checkpoint, restart, repair, options.spares)
+    return Failures(job_mtbf(world, mtbf), checkpoint, restart, repair, options.spares, rate)
 
 
 def _seconds(text: str, field: str) -> float:

@@ -96,7 +96,7 @@ def search(
         store: folder that keeps outcomes, so that an interrupted search goes on; None keeps none.
         budget: seconds after which no simulation starts.
         goal: what to minimise for a token, or a step where the space does not say how many tokens it has: time, time
-            with failures, money or energy. On one cluster all but energy rank recipes alike.
+            with failures, money or energy.
         price: of a GPU's hour; None takes a list price, with its date, where one is known.
         failures: of the whole job; None knows none.
         checkpoint_every: seconds of work between checkpoints; None takes the best.
@@ -147,7 +147,7 @@ def _objective(goal: Goal, bill: Bill) -> Objective:
     if goal in ("step", "goodput"):
         if goal == "goodput" and bill.failures is None:
             raise ConfigError("goal", goal, "needs to know how often the job fails", "give the failures: --mtbf 50000h")
-        return lambda account, recipe: step_time(account, recipe) / bill.useful
+        return lambda account, recipe: step_time(account, recipe) / bill.useful(account)
     if goal == "cost" and bill.price is None:
         raise ConfigError("goal", goal, f"needs a price, and no list has {bill.device}", "give it: --price 2.5")
     if goal == "energy" and bill.watts is None:

@@ -16,7 +16,7 @@ import math
 import random
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ class Failures:
     Attributes:
         mtbf: mean time between failures of the whole job.
         checkpoint: for which the job stands still to write one.
+        rate: bytes per second at which a GPU writes its part of a checkpoint, for which the job stands still as well.
         restart: from a failure to the first step again, with reading the checkpoint.
         repair: until a broken node is replaced, which comes on top where no spare is left.
         spares: nodes that stand by.
@@ -42,6 +43,11 @@ class Failures:
     restart: float
     repair: float = 0.0
     spares: int = 0
+    rate: float = math.inf
+
+    def writing(self, state: float) -> Failures:
+        """Return these where a GPU writes ``state`` bytes for a checkpoint: with the time of that in `checkpoint`."""
+        return replace(self, checkpoint=self.checkpoint + state / self.rate, rate=math.inf)
 
     @property
     def recovery(self) -> float:
@@ -156,16 +162,16 @@ class Bill:
         """Return the rated power of a GPU with its part of the server, W; None where it is not known."""
         return _known()["gpus"].get(self.device, {}).get("rated")
 
-    @property
-    def useful(self) -> float:
+    def useful(self, account: Account) -> float:
         """Return the part of the time that trains: between failures and checkpoints; 1 where nobody said."""
-        return 1.0 if self.failures is None else goodput(self.failures, self.checkpointed)
+        if self.failures is None:
+            return 1.0
+        failures = self.failures.writing(account.state)
+        return goodput(failures, self.checkpointed(failures))
 
-    @property
-    def checkpointed(self) -> float:
+    def checkpointed(self, failures: Failures) -> float:
         """Return the interval of work between checkpoints, s."""
-        assert self.failures is not None
-        return best_interval(self.failures) if self.interval is None else self.interval
+        return best_interval(failures) if self.interval is None else self.interval
 
     def joules(self, account: Account) -> float | None:
         """Return the energy of a step over all GPUs, J, by what their time goes to; None where it is not known."""
@@ -176,7 +182,7 @@ class Bill:
 
     def money(self, account: Account) -> float | None:
         """Return the price of a step over all GPUs, failures included; None where no price is known."""
-        return None if self.price is None else self.world * self.price * account.time / 3600 / self.useful
+        return None if self.price is None else self.world * self.price * account.time / 3600 / self.useful(account)
 
     def lines(self, account: Account, tokens: float | None) -> Iterator[str]:
         """Yield sentences about a step of a recipe: money, energy, failures."""
@@ -190,12 +196,14 @@ class Bill:
                 "power is calibrated"
             )
         if self.failures is not None:
-            every = self.checkpointed
-            simulated = simulated_goodput(self.failures, every, _SIMULATED_INTERVALS * every)
+            failures = self.failures.writing(account.state)
+            every = self.checkpointed(failures)
+            simulated = simulated_goodput(failures, every, _SIMULATED_INTERVALS * every)
             yield (
-                f"goodput {self.useful:.2%} with a checkpoint every {every / 60:.1f} min of work (closed form; "
-                f"{simulated:.2%} in a simulation of failures; Young: every {young(self.failures) / 60:.1f} min), "
-                f"a failure every {self.failures.mtbf / 3600:.1f} h"
+                f"goodput {goodput(failures, every):.2%} with a checkpoint of {failures.checkpoint:.1f} s "
+                f"({account.state / 2**30:.1f} GiB a GPU) every {every / 60:.1f} min of work (closed form; "
+                f"{simulated:.2%} in a simulation of failures; Young: every {young(failures) / 60:.1f} min), "
+                f"a failure every {failures.mtbf / 3600:.1f} h"
             )
 
 

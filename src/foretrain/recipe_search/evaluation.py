@@ -41,6 +41,7 @@ class Account(msgspec.Struct, frozen=True):
         kernels: time by kernel's name on that rank.
         flops: of a GPU in the mean, recomputation counted once.
         reserved: GPU memory at its peak, on the rank that needs most.
+        state: parameters and the optimizer's state, what a checkpoint holds, on the rank that has most.
         carried: time in which the busiest link would carry the step's bytes at its full rate.
         launches: kernels of a step.
     """
@@ -54,6 +55,7 @@ class Account(msgspec.Struct, frozen=True):
     kernels: dict[str, float]
     flops: float
     reserved: float
+    state: float
     carried: float
     launches: float
 
@@ -234,9 +236,14 @@ def _account(forecast: Forecast, slowest: RankForecast, carried: float) -> Accou
         kernels={name: to_seconds(time) for name, time in slowest.by_name.items()},
         flops=forecast.flops * to_seconds(step),
         reserved=float(max(rank.memory.reserved for rank in forecast.ranks)),
+        state=float(max(map(_state, forecast.ranks))),
         carried=carried,
         launches=float(slowest.kernels),
     )
+
+
+def _state(rank: RankForecast) -> int:
+    return sum(rank.memory.breakdown.get(name, 0) for name in ("parameters", "optimizer"))
 
 
 def _carried(done: Simulated) -> float:
