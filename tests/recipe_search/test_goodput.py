@@ -5,6 +5,7 @@ import math
 import pytest
 
 from foretrain.errors import ConfigError
+from foretrain.network.deployment_notation import deployment
 from foretrain.recipe_search.bill import (
     Failures,
     best_interval,
@@ -45,8 +46,10 @@ def test_a_job_that_never_fails_only_pays_for_its_checkpoints() -> None:
 
 
 def test_rates_of_failures_add_up() -> None:
-    assert job_mtbf(512, 512 * HOUR) == pytest.approx(HOUR)
-    assert job_mtbf(512, 512 * HOUR, 64, 64 * HOUR) == pytest.approx(HOUR / 2)
+    where = deployment("dgx-h100:8")  # 64 GPUs, 64 cables to the switches of the rails, 64 from there to the spines
+    assert job_mtbf(where, {"gpu": 64 * HOUR}) == pytest.approx(HOUR)
+    assert job_mtbf(where, {"gpu": 64 * HOUR, "server": 8 * HOUR, "link": 64 * HOUR}) == pytest.approx(HOUR / 4)
+    assert job_mtbf(where, {"gpu": math.inf}) == math.inf
 
 
 def test_a_spare_saves_the_repair() -> None:

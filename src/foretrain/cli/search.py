@@ -31,11 +31,12 @@ from foretrain.cli.arguments import (
     widen_piped_output,
 )
 from foretrain.cli.progress import searching
-from foretrain.errors import ConfigError, MissingExtra
+from foretrain.errors import ConfigError, MissingExtra, unknown
 from foretrain.files import STDOUT, write_json
 from foretrain.units import SECOND, parse_rate, parse_time
 
 if TYPE_CHECKING:
+    from foretrain.network.deployment import Deployment
     from foretrain.recipe_search.bill import Failures
 
 _EXAMPLE = "foretrain search --cluster dgx-h100:8 --space space.toml -- train.py --tp {tp}"
@@ -57,7 +58,8 @@ class SearchOptions:
         factor: as of foretrain simulate: a number, or a framework with a fitted factor.
         goal: what to minimise for a token: time (step), time with failures (goodput), money (cost) or energy.
         price: of a GPU's hour, in any currency; by default a list price, which is printed with its date.
-        mtbf: mean time between failures of one GPU with its part of the server, e.g. 50000h.
+        mtbf: mean time between failures of one GPU with its part of the server, e.g. 50000h; or of a GPU, a server and
+            a cable outside of servers, e.g. gpu=80000h,server=200000h,link=500000h.
         checkpoint: time for which the job stands still to write a checkpoint; or the rate at which a GPU writes its
             part of the parameters and of the optimizer's state, e.g. 2GB/s.
         checkpoint_every: time of work between checkpoints, e.g. 30min; auto is the best.
@@ -83,7 +85,7 @@ class SearchOptions:
     factor: FactorText = "1"
     goal: Literal["step", "cost", "energy", "goodput"] = "step"
     price: float | None = None
-    mtbf: TimeText | None = None
+    mtbf: Annotated[str, named("TIME|TIMES")] | None = None
     checkpoint: Annotated[str, named("TIME|RATE")] = "30s"
     checkpoint_every: Annotated[str, named("TIME|auto")] = "auto"
     restart: TimeText = "5min"
@@ -123,8 +125,8 @@ def _start(options: SearchOptions, script: Sequence[str]) -> None:
         from foretrain.recipe_search import search as find
         from foretrain.report.recipes import numbers, page, show
 
-        world = equipped(options.cluster, options.device)[0].total_gpus
-    failures = _failures(options, world)
+        where = equipped(options.cluster, options.device)[0]
+    failures = _failures(options, where)
     every = None if options.checkpoint_every == "auto" else _seconds(options.checkpoint_every, "checkpoint_every")
     try:
         with searching() as progress:
@@ -152,21 +154,34 @@ def _start(options: SearchOptions, script: Sequence[str]) -> None:
             sys.stderr.write(f"wrote {path}\n")
 
 
-def _failures(options: SearchOptions, world: int) -> Failures | None:
-    """Return the failures of a job of ``world`` GPUs; None where nobody said how often one fails."""
+def _failures(options: SearchOptions, where: Deployment) -> Failures | None:
+    """Return the failures of a job; None where nobody said how often what fails."""
     from foretrain.recipe_search.bill import Failures, job_mtbf
 
     if options.mtbf is None:
         return None
-    mtbf, restart, repair = (_seconds(getattr(options, name), name) for name in ("mtbf", "restart", "repair"))
+    restart, repair = (_seconds(getattr(options, name), name) for name in ("restart", "repair"))
     if options.checkpoint.rstrip().endswith(("B/s", "bps", "Bps", "bit/s", "b/s")):
         checkpoint, rate = 0.0, parse_rate(options.checkpoint, "checkpoint")
     else:
         checkpoint, rate = _seconds(options.checkpoint, "checkpoint"), math.inf
-    if mtbf <= 0 or options.spares < 0:
-        name = "mtbf" if mtbf <= 0 else "spares"
-        raise ConfigError(name, getattr(options, name), "cannot be", "write e.g. --mtbf 50000h --spares 1")
-    return Failures(job_mtbf(world, mtbf), checkpoint, restart, repair, options.spares, rate)
+    if options.spares < 0:
+        raise ConfigError("spares", options.spares, "cannot be", "write e.g. --spares 1")
+    return Failures(job_mtbf(where, _mtbf(options.mtbf)), checkpoint, restart, repair, options.spares, rate)
+
+
+def _mtbf(text: str) -> dict[str, float]:
+    """Return the mean times between failures, s, of a ``gpu``, ``server``, ``link``: of ``"50000h"`` that of a GPU."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, separator, time = part.partition("=")
+        name, time = (name.strip(), time.strip()) if separator else ("gpu", part.strip())
+        if name not in ("gpu", "server", "link"):
+            raise unknown("mtbf", name, ["gpu", "server", "link"])
+        found[name] = _seconds(time, "mtbf")
+        if found[name] <= 0:
+            raise ConfigError("mtbf", part, "cannot be", "write e.g. 50000h")
+    return found
 
 
 def _seconds(text: str, field: str) -> float:

@@ -15,13 +15,14 @@ from __future__ import annotations
 import math
 import random
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from foretrain.errors import ConfigError
+from foretrain.network.deployment import Deployment
 from foretrain.recipe_search.evaluation import Account
 
 
@@ -55,9 +56,19 @@ class Failures:
         return self.restart + self.repair * lacking(self.repair / self.mtbf, self.spares)
 
 
-def job_mtbf(gpus: int, per_gpu: float, nodes: int = 0, per_node: float = math.inf) -> float:
-    """Return the mean time between failures of a job, s, of those of its GPUs and nodes: their rates add up."""
-    rate = gpus / per_gpu + nodes / per_node
+def job_mtbf(where: Deployment, mtbf: Mapping[str, float]) -> float:
+    """Return the mean time between failures of a job, s, of those of a ``gpu``, ``server`` and ``link``.
+
+    Rates add up. Links are the cables outside of servers, of the whole cluster.
+    """
+    nodes = where.topology.nodes
+    ends = zip(where.topology.source, where.topology.target, strict=True)
+    counts = {
+        "gpu": where.total_gpus,
+        "server": len({nodes[where.topology.ranks[rank]].server for rank in where.members}),
+        "link": sum(-1 in (nodes[one].server, nodes[other].server) for one, other in ends) / 2,
+    }
+    rate = sum(counts[name] / time for name, time in mtbf.items())
     return 1 / rate if rate else math.inf
 
 
