@@ -76,6 +76,15 @@ def test_every_environment_variable_of_ours_is_in_the_reference():
     assert not {name for name in names if f"`{name}`" not in page}
 
 
+def test_messages_of_the_troubleshooting_page_exist():
+    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    messages = re.findall(r"(?m)^\| `([^`]+)` \|", page.split("## By message")[1].split("## By error")[0])
+    texts = (path.read_text("utf-8") for path in (DOCS.parent / "src").rglob("*.py"))
+    source = re.sub(r'"\s*\n\s*f?"', "", "".join(texts))  # parts of one literal
+    assert len(messages) > 10
+    assert not [message for message in messages if message not in source]
+
+
 def test_every_policy_has_a_page():
     for name in POLICIES.keys() - {"tic"}:
         page = (DOCS / "policies" / f"{name}.md").read_text(encoding="utf-8")
