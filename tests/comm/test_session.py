@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -148,6 +150,73 @@ def test_a_server_that_sums_and_is_lost_is_named_and_ends_with_its_session():
     for error in on_ranks(2, run, "fifo", ft.BoundedLoss(0.0, "ps"), warmup=WARMUP):
         assert "the server that sums was lost: " in str(error)
     assert not [pid for pid in descendants(os.getpid()) if "comm.bounded.server" in command_of(pid)]
+
+
+RANK_1 = """
+import sys
+import numpy as np
+import foretrain as ft
+with ft.Session("fifo", ft.BoundedLoss(0.0), rank=1, ranks=2, address=sys.argv[1], warmup=2) as session:
+    (task,) = session.declare([("all", 400_000, "float32")])
+    for step in range(10):
+        session.begin_step()
+        task.ready(np.full(100_000, step, np.float32))
+        task.wait()
+"""
+
+
+def beside_rank_1(address, disturb=lambda: None):
+    """Train as rank 0, whose peer is a process of `RANK_1`, and ``disturb`` it in the middle."""
+    with Session("fifo", ft.BoundedLoss(0.0), rank=0, ranks=2, address=address, warmup=2) as session:
+        (task,) = session.declare([("all", 400_000, "float32")])
+        for step in range(10):
+            session.begin_step()
+            if step == 6:
+                disturb()
+            task.ready(np.full(100_000, step + 1, np.float32))
+            np.testing.assert_array_equal(task.wait(), step + 0.5)
+
+
+@pytest.mark.process
+def test_a_rank_that_is_killed_is_named_and_once_it_is_started_again_joins_the_next_session():
+    address, made = free_address(), []
+
+    def start():
+        made.append(subprocess.Popen([sys.executable, "-c", RANK_1, address]))
+
+    def restart():
+        made[0].kill()
+        start()
+
+    start()
+    try:
+        with pytest.raises(PeerLost, match="rank 1"):
+            beside_rank_1(address, restart)
+        assert made[0].wait() == -signal.SIGKILL
+        beside_rank_1(address)
+        assert made[1].wait(60) == 0
+    finally:
+        for each in made:
+            each.kill()
+            each.wait()
+
+
+@pytest.mark.process
+def test_a_rank_that_is_stopped_for_longer_than_udp_waits_goes_on():
+    address = free_address()
+    with subprocess.Popen([sys.executable, "-c", RANK_1, address]) as rank_1:
+
+        def pause():
+            rank_1.send_signal(signal.SIGSTOP)
+            resume.start()
+
+        resume = threading.Timer(1.5, rank_1.send_signal, (signal.SIGCONT,))
+        try:
+            beside_rank_1(address, pause)
+            assert rank_1.wait(60) == 0
+        finally:
+            rank_1.kill()
+            resume.join()
 
 
 def command_of(pid):
