@@ -121,13 +121,14 @@ def interpreter(version: str) -> str | None:
 def test(one: Pair, python: Path, plan: environment.Plan, workers: int) -> None:
     """Install, compile, run the smoke tests and every example."""
     plan.install()
-    told = run(python, "-c", "import torch; print(torch.__version__)")
-    one.note(f"torch {told.stdout.strip()}", failed=bool(told.returncode))
+    version = run(python, "-c", "import torch; print(torch.__version__)")
+    one.note(f"torch {version.stdout.strip()}", failed=bool(version.returncode))
     run(python, "-m", "tests.prebuild", shown=True)
-    smoke = run(python, "-m", "pytest", "-m", "smoke", "-rs", "-n", str(workers))
+    smoke = run(python, "-m", "pytest", "-m", "smoke", "-rsfE", "-n", str(workers))
     (one.folder / "smoke.log").write_text(smoke.stdout + smoke.stderr, encoding="utf-8")
     summary = (smoke.stdout.strip() or smoke.stderr.strip() or "no output").splitlines()[-1].strip("= ")
-    print(*(line for line in smoke.stdout.splitlines() if line.startswith("SKIPPED")), sep="\n", flush=True)
+    told = ("SKIPPED", "FAILED", "ERROR")
+    print(*(line for line in smoke.stdout.splitlines() if line.startswith(told)), sep="\n", flush=True)
     one.note(f"smoke: {summary}", failed=bool(smoke.returncode))
     good = [example for example in sorted(EXAMPLES) if simulated(one, python, example)]
     one.note(f"examples: {len(good)} of {len(EXAMPLES)}", failed=len(good) < len(EXAMPLES))

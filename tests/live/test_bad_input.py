@@ -26,7 +26,8 @@ def test_what_is_not_simulated_is_named_with_a_remedy() -> None:
     torch.library.define("mylib::shapeless", "(Tensor x) -> Tensor")
     for words, call in (
         ("no property 'cluster_size'; it has: name, major", lambda: torch.cuda.get_device_properties(0).cluster_size),
-        ("'_cuda_tunableop_enable': a simulated GPU does not have this", lambda: torch.cuda.tunable.enable()),
+        # In no build; what torch.cuda.tunable.enable() calls is in those with CUDA.
+        ("'_cuda_absent': a simulated GPU does not have this", lambda: torch._C._cuda_absent()),
         ("needs the values .* give it its size where it takes one", lambda: torch.repeat_interleave(large)),
         ("register one with torch.library.register_fake", lambda: torch.ops.mylib.shapeless(large)),
         ("init_rpc: calls from rank to rank .* are not simulated", lambda: rpc.init_rpc("worker", rank=0)),
