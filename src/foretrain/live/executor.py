@@ -131,7 +131,8 @@ class Executor:
         asks = bool(frame.entries) and frame.entries[-1].kind == ASK
         told = frame.entries[:-1] if asks else frame.entries
         rank.gpu.take(told)
-        self._check_singled_out(number)
+        if self._trace.rank_traces[number].marks:  # until its first step it may still send messages that matter as well
+            self._check_singled_out()
         if any(entry.kind != FORGET for entry in told):
             rank.polling_since = None
         rank.clock = max(rank.clock, frame.host)
@@ -197,13 +198,14 @@ class Executor:
         return self._steps is not None and max(self._trace.rank_traces[rank].marks, default=0) >= self._steps
 
     def _check_folding(self) -> None:
+        self._check_singled_out()
         if self._registry.p2p.unfolded:
             raise FoldingInvalid(tuple(dict.fromkeys(self._registry.p2p.unfolded)))
 
-    def _check_singled_out(self, number: int) -> None:
-        asked = self._trace.rank_traces[number].singled_out
+    def _check_singled_out(self) -> None:
+        asked = {rank: line for trace in self._trace.rank_traces.values() for rank, line in trace.singled_out.items()}
         if not self._folding.final and not asked.keys() <= self._ranks.keys():
-            raise FoldingInvalid((), asked)
+            raise FoldingInvalid(tuple(dict.fromkeys(self._registry.p2p.unfolded)), asked)
 
     def _stall(self, what: str) -> NoReturn:
         self._check_folding()

@@ -73,12 +73,15 @@ def _tell_of_objects(device: ModuleType) -> None:
 
 
 def _tell_of_last_rank(device: ModuleType, world: int) -> None:
-    """Look for comparisons with the last rank in each file that asks for a rank or for the size of the world."""
+    """Look for comparisons with the last rank in each file that asks for a rank or the world's size, or whose helper does."""
     seen: set[str] = set()
 
-    def look(frame: FrameType) -> None:
-        file = frame.f_code.co_filename
-        if file not in seen and dist.is_initialized():
+    def look(frame: FrameType | None) -> None:
+        # Whoever asks may be a helper: then it is its caller that compares.
+        for each in (frame, frame and frame.f_back):
+            file = each.f_code.co_filename if each else LIBRARY
+            if file in seen or not dist.is_initialized():
+                continue
             seen.add(file)
             line = None if file.startswith(LIBRARY) else _line_of_comparison(file)
             if line is not None:
