@@ -152,8 +152,9 @@ def test_a_map_of_chosen_experts_has_as_many_ones_as_choices_and_as_many_for_eac
     tokens, experts, chosen = 1000, 8, 2
     scores = torch.randn(tokens, experts, device="cuda")
     choices = scores.topk(chosen).indices
-    routed = torch.zeros_like(scores).int().scatter(1, choices, 1).bool()  # as Megatron-LM's dispatcher
-    assert routed.sum(dim=0).tolist() == [tokens * chosen // experts] * experts
+    routed = torch.zeros_like(scores).int().scatter(1, choices, 1).bool()  # as Megatron-LM does it
+    titan = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, choices, True)
+    assert titan.sum(dim=0).tolist() == routed.sum(dim=0).tolist() == [tokens * chosen // experts] * experts
     assert routed.sum() == tokens * chosen
     assert routed.long().sum(dim=1, keepdim=True).tolist() == [[chosen]] * tokens
     places = torch.arange(tokens, device="cuda").expand(experts, -1).masked_select(routed.T.contiguous())

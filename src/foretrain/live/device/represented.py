@@ -73,7 +73,7 @@ def _tell_of_objects(device: ModuleType) -> None:
 
 
 def _tell_of_last_rank(device: ModuleType, world: int) -> None:
-    """Look for comparisons with the last rank in each file that asks for a rank or the world's size, or whose helper does."""
+    """Look for comparisons with the last rank in files that ask for a rank or the world's size, or whose helpers do."""
     seen: set[str] = set()
 
     def look(frame: FrameType | None) -> None:

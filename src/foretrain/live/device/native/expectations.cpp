@@ -82,7 +82,8 @@ Results masked_select(Arguments arguments) {
 // (where to, dim, index, what).
 Results scatter_one(Arguments arguments, bool in_place) {
   const Tensor &target = arguments[0].toTensor(), &index = arguments[2].toTensor();
-  if (at::isFloatingType(target.scalar_type()) || !arguments[3].toScalar().equal(1) || !target.numel()) return {};
+  bool counts = at::isIntegralType(target.scalar_type(), true) && arguments[3].toScalar().toDouble() == 1;
+  if (!counts || !target.numel()) return {};
   auto result = in_place ? target : unknown(target.sizes(), target.scalar_type());
   lose(result);
   if (auto block = block_of(result); block && block->bytes == result.nbytes())
