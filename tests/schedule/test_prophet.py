@@ -154,6 +154,7 @@ def test_the_forward_phase_is_strict_priority_under_credit():
     for _ in range(150):
         workload, place = random_workload(rng), random_cluster(rng)
         plan = random_spec(rng, "prophet", workload.size)
+        plan = Spec("prophet", {**plan.knobs, "planned": 0})
         credit, partition = plan.settings["credit"], plan.settings["partition"]
         watched, _, _ = replay(workload, place, plan, steps=5)
         urgency = [task.first_use for task in job_on(workload, place).tasks]
@@ -183,7 +184,7 @@ def test_while_it_profiles_it_is_bytescheduler():
         knobs = {"partition": 4096, "credit": 10_000}
         runs = [
             simulate(workload, place, Spec(name, knobs | extra), steps=steps, trace=False)
-            for name, extra, steps in (("prophet", {"profile": 4}, 1), ("bytescheduler", {}, 4))
+            for name, extra, steps in (("prophet", {"profile": 4, "planned": 0}, 1), ("bytescheduler", {}, 4))
         ]
         prophet, other = (by_step(run.log) for run in runs)
         assert [prophet[step] for step in range(4)] == [other[step] for step in range(4)]

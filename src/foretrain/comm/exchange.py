@@ -208,7 +208,8 @@ def measured_servers(
     epoch: int,
     check: Callable[[], None] = lambda: None,
 ) -> tuple[CostModel, Cluster]:
-    """Return the measured cost of a push-and-pull, and the servers as a cluster for the simulator. Collective.
+    """Return the measured cost of a push-and-pull, and the servers as a cluster for the simulator, the same on all
+    workers: that of the slowest link. Collective.
 
     Args:
         links: to every server.
@@ -228,9 +229,11 @@ def measured_servers(
         probe.hear()
 
     # Wait until all have measured: a restarted server asks every worker again.
-    control.checking(hear).all_true(True)
+    costs = control.checking(hear).gather([measured.per_byte, measured.overhead, measured.latency])
+    per_byte, overhead, latency = max(costs)
+    slowest = CostModel(overhead, per_byte, latency)
     shared = beside(options.servers, control.ranks)
-    return measured, served_cluster(measured, control.ranks, len(options.servers), beside=shared)
+    return slowest, served_cluster(slowest, control.ranks, len(options.servers), beside=shared)
 
 
 def served_exchange(

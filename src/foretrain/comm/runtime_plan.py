@@ -149,7 +149,7 @@ def runtime_plan(
     else:
         cost = control.cost(profile.crowding / 1000)
         cluster = cluster_of(cost, control.ranks) if control.ranks > 1 else None
-    job = Job.of(workload, cost)
+    job = Job.of(workload, cost, separate=measure is not None)
     # Rank 0 chooses for all: floating point may differ in the last digit between machines.
     tuner, saved, text = None, None, b""
     if control.rank == 0:

@@ -136,6 +136,7 @@ class Job:
         forward: per layer.
         backward: Σ of all layers.
         cost: of one exchange.
+        separate: whether each worker has a scheduler of its own, as over a parameter server.
     """
 
     tasks: tuple[Task, ...]
@@ -145,9 +146,10 @@ class Job:
     forward: tuple[Time, ...]
     backward: Time
     cost: CostModel
+    separate: bool = False
 
     @classmethod
-    def of(cls, workload: Workload, cost: CostModel) -> Job:
+    def of(cls, workload: Workload, cost: CostModel, *, separate: bool = False) -> Job:
         """Return the job of ``workload`` on a network of ``cost``."""
         gradients = workload.gradients
         order = sorted(range(len(gradients)), key=lambda i: (gradients[i].layer, i))
@@ -164,6 +166,7 @@ class Job:
             forward=tuple(layer.forward for layer in workload.layers),
             backward=workload.backward,
             cost=cost,
+            separate=separate,
         )
 
     @property

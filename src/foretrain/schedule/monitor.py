@@ -155,8 +155,8 @@ class Monitor:
         return list(islice(reversed(self._recent), self._judged))
 
 
-_DRIFT = 0.2
-"""The share by which the link must differ from what it was, in the median: as of Prophet's monitor."""
+DRIFT = 0.2
+"""The share by which a link, or arrivals, must differ from what they were, in the median, to have changed for good."""
 
 
 class Gauge:
@@ -212,8 +212,8 @@ class _Watched:
         if not self._settled:
             self._settled = True
             self._monitor.settle()
-        elif self._monitor.drifted(_DRIFT):
-            self._monitor.forget(_DRIFT)
+        elif self._monitor.drifted(DRIFT):
+            self._monitor.forget(DRIFT)
             self._monitor.settle()
             self._changed(self._monitor.usual / before)
 

@@ -28,6 +28,9 @@ Departures, each because the simulator shows the gap to T* shrink:
   large chunks cost a real link less than many that fit an interval.
 - when a block is late, and by a low quantile most are, small chunks are sent until it comes, instead of idling; a whole
   partition would make the block wait.
+- ``planned`` (1 by default, 0 is the paper): where each worker has a scheduler of its own, as over a parameter server,
+  all push in one order, which is what these rules make of a link and of gradients as they are expected to be. See
+  Note [One order] in `foretrain.schedule.planned_order`.
 - every acknowledgement corrects when the link will be free. On a real link, whose bandwidth is a low quantile and so
   nearly always better than promised, the link would else idle for the difference, at each of some twenty blocks: on
   ResNet-50 over 1 Gb/s that was 11 % of the iteration.
@@ -40,13 +43,11 @@ from heapq import heappop, heappush
 from typing import ClassVar
 
 from foretrain.schedule.job import Job, Knob
-from foretrain.schedule.monitor import Arrivals, Blocks, Monitor
+from foretrain.schedule.monitor import DRIFT, Arrivals, Blocks, Monitor
+from foretrain.schedule.planned_order import PlannedOrder, rehearse
 from foretrain.schedule.window import Window
 from foretrain.tasks import Action, Chunk, Done, Event, Piece, Ready, Start, StepBegin, Wake, WakeAt
 from foretrain.units import Time
-
-_DRIFT = 0.2
-"""Bandwidth or arrivals that are off by more than this share are adopted anew."""
 
 
 class Prophet:
@@ -62,6 +63,7 @@ class Prophet:
         Knob("fuse", 1.0, 0.0, 1e6, "factor", grid=(0.0, 1.0, 4.0, 16.0, 64.0)),
         Knob("ahead", 2.0, 0.0, 1e6, "factor", tunable=False),
         Knob("strict", 1e6, 0.0, 1e6, "factor", grid=(1.0, 4.0, 1e6)),
+        Knob("planned", 1, 0, 1, "count", tunable=False),
     )
     barrier: bool = False
 
@@ -78,7 +80,21 @@ class Prophet:
         fuse: float,
         ahead: float,
         strict: float,
+        planned: int,
     ) -> None:
+        self._planned: PlannedOrder | None = None
+        if planned and job.separate:
+            knobs = {
+                "partition": partition,
+                "credit": credit,
+                "factor": factor,
+                "quantile": quantile,
+                "profile": profile,
+            }
+            knobs |= {"cut": cut, "fuse": fuse, "ahead": ahead, "strict": strict, "planned": 0}
+            self._planned = PlannedOrder(job, lambda alone: rehearse(Prophet(alone, **knobs), alone), profile)
+            self.warmup = 0
+            return
         self.warmup = self._profile = profile
         self._job = job
         self._partition, self._credit = partition, credit
@@ -107,7 +123,9 @@ class Prophet:
         self._under_way = self._flying = self._queued = 0
 
     def handle(self, event: Event, now: Time) -> Sequence[Action]:
-        """Profiles at first; then fills interval after interval."""
+        """Profiles at first; then fills interval after interval. Where an order is planned, follows it."""
+        if self._planned is not None:
+            return self._planned.handle(event, now)
         if type(event) is StepBegin:
             self._begin(now)
         elif type(event) is Ready:
@@ -140,11 +158,11 @@ class Prophet:
 
     def _renew(self) -> None:
         """Adopt the profile when it is new, when it has drifted, and until no step from before the drift is in it."""
-        if self._blocks is not None and self._arrivals.off(self._adopted, _DRIFT):
+        if self._blocks is not None and self._arrivals.off(self._adopted, DRIFT):
             self._stale = self._profile
-        drifted = self._monitor.drifted(_DRIFT)
+        drifted = self._monitor.drifted(DRIFT)
         if drifted:
-            self._monitor.forget(_DRIFT)
+            self._monitor.forget(DRIFT)
         if self._blocks is None or self._stale or drifted:
             self._blocks = self._arrivals.blocks(self._factor, self._share)
             self._adopted = self._arrivals.medians()

@@ -108,7 +108,7 @@ def job_on(workload: Workload, where: Place) -> Job:
     """Return the scheduler's view of ``workload`` on ``where``."""
     if not isinstance(workload, Workload):
         raise ConfigError("workload", workload, "is no workload", "write e.g. ft.workload.zoo('vgg16')")
-    return Job.of(workload, where.cost)
+    return Job.of(workload, where.cost, separate=isinstance(where, Cluster) and where.exchange != "all_reduce")
 
 
 def bound(workload: Workload, where: str | Place) -> Bound:
