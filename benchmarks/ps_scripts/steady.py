@@ -3,8 +3,8 @@
     steady.py OPTIONS
 
 OPTIONS is JSON: ``model``, ``size`` (scale of its gradients), ``compute`` (ps), ``schedules``, ``iterations``. Rank 0
-writes a line of JSON for every iteration: its number, its seconds, how often Prophet has adopted a plan and how much
-slower than at first it takes the link to be by now, and the seconds of a core that its monitor and its profile took in
+writes a line of JSON for every iteration: its number, its seconds, how often Prophet has adopted a plan and how slow
+it takes the link to be by now, and the seconds of a core that its monitor and its profile took in
 all.
 """
 
@@ -43,7 +43,7 @@ class Meter:
     Attributes:
         seconds: of a core.
         plans: adopted so far.
-        slowness: of the link, by the latest of them; 1 is as it was called.
+        slowness: of the link, by the latest of them: ps for a MiB.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Meter:
                 self._inside = False
                 if name == "settle":
                     self.plans += 1
-                    self.slowness = arguments[0].time(_MUCH) / arguments[0]._cost.time(_MUCH)
+                    self.slowness = arguments[0].time(_MUCH)
 
         return timed
 
