@@ -18,7 +18,8 @@ RATE = 25_000_000
 """Bytes a second of each link."""
 PARTITION, CREDIT = 16_384, 65_536
 FACTOR = 2.0
-PROPHET = f"prophet(partition={PARTITION}B, credit={CREDIT}B, profile=3, factor={FACTOR})"
+PROPHET = f"prophet(partition={PARTITION}B, credit={CREDIT}B, profile=3, factor={FACTOR}, planned=0)"
+"""As in the paper: each worker corrects itself. In a planned order it follows what all have planned."""
 STEPS, PROFILED = 8, 4
 MODELS = {"resnet50": 0.01, "vgg16": 0.002, "alexnet": 0.005}
 """And the share of their bytes: communication takes about as long as computation."""
