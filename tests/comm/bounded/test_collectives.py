@@ -262,6 +262,28 @@ def test_many_operations_are_under_way_at_once():
             np.testing.assert_array_equal(arrays[1], total)
 
 
+def test_the_sum_of_an_earlier_operation_goes_before_contributions_to_later_ones():
+    """Rank 1 is heard when rank 0 already sends the next contribution, which mostly gets lost until the sum goes."""
+    later, at_sum = set(), []
+
+    def fate(packet, rng):
+        data, of = packet[14] == 0, (packet[12], packet[16], packet[20])  # rank, operation, stage
+        if data and of == (0, 1, 0):
+            later.add(packet[24:28])
+            return [packet] if len(later) < 100 or at_sum else []
+        if data and of == (0, 0, 1):
+            at_sum.append(len(later))
+        return [] if data and of == (1, 0, 0) and len(later) < 100 else [packet]
+
+    with Network(fate) as network, group(2, network=network, blocked=60.0) as members:
+        drawn = [inputs("float32", 2, packets * PAYLOAD // 4) for packets in (40, 4000)]
+        for work in [one.all_reduce(arrays[one.rank]) for arrays, _ in drawn for one in members]:
+            work.wait(300)
+        assert 100 <= at_sum[0] < 2000
+        for arrays, total in drawn:
+            np.testing.assert_array_equal(arrays[1], total)
+
+
 def test_where_udp_is_blocked_tcp_takes_over():
     with Network(losing(1.0)) as network, group(3, network=network, blocked=0.2) as members:
         arrays, total = inputs("float32", 3, 100_000)

@@ -249,7 +249,7 @@ struct Peer {
     int link = -1;                  // a connection over TCP
     Keys sending, receiving;
     int64_t* control = nullptr;     // of the law
-    std::deque<Send*> sends;        // in order
+    std::deque<Send*> sends;        // in the order of their operations
     uint32_t sequence = 0, answered = 0;    // of the next packet, and behind the last one that was acknowledged
     uint32_t opened = 0, acked = 0, acked_marked = 0;
     uint32_t came = 0, came_marked = 0, highest = 0, stamp = 0;
@@ -507,7 +507,11 @@ class Engine {
         tag(op, made, numbers.reliable != 0);
         made.due = now_ + first_question(peers_[made.to]);
         ++op.open_sends;
-        peers_[made.to].sends.push_back(&made);
+        // Operations end in order: the sum of an earlier one goes before the contributions to later ones.
+        std::deque<Send*>& sends = peers_[made.to].sends;
+        auto is_later = [&](Send* each) { return before(op.number, each->operation->number); };
+        auto later = std::find_if(sends.begin(), sends.end(), is_later);
+        sends.insert(later, &made);
     }
 
     // What is not waited for is what goes last: another part of the array each time.
