@@ -12,7 +12,18 @@ from factors import ANCHORS, HOST_ANCHORS
 from measure import machine
 from row_outcome import ROOM, Outcome
 from rows import DATA, Row, read
-from summary import CONTRIBUTORS_HEAD, FITTED, HEAD, contributors, families, is_fsdp, mean_absolute, rankings
+from summary import (
+    CONTRIBUTORS_HEAD,
+    FITTED,
+    HEAD,
+    LAYOUTS_HEAD,
+    contributors,
+    families,
+    is_fsdp,
+    layouts,
+    mean_absolute,
+    rankings,
+)
 from trust import FOLDS_HEAD, PROVENANCE_HEAD, by_provenance, folds, held, miss, width
 
 from foretrain.report.document import FONT, GREY, INK, LINE
@@ -38,6 +49,13 @@ Runs of torchtitan that shard parameters and split nothing else (FSDP): mean {to
 real GPU, reports 2.9 % and 8.5 % for runs of this kind. All runs: mean {all_error_mean:.1%}, without fitted ones
 {unfitted:.1%}.
 {rankings}
+## Which way forecasts lean
+
+Where errors of a kind of run have one sign, forecasts lack something. Pipelines of many micro-batches come out short
+where the host is the bound, probably as the scripts here do not repeat what a framework does once for each micro-batch,
+such as loading it. Why context parallelism within a server took as long as it did is not known.
+
+{layouts}
 
 ## How sure forecasts are
 
@@ -223,6 +241,7 @@ def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, flo
         possible=possible.total(),
         missing=missing,
         families=table(HEAD, families(good)),
+        layouts=table(LAYOUTS_HEAD, layouts(good, rows)),
         rankings=f"{RANKINGS}\n\n{table(('model, GPUs', 'Spearman'), ranked)}\n" if ranked else "",
         factors=table(("framework, GPU", "factor", "fitted on"), factors),
         rows=_table(shown, rows),

@@ -76,6 +76,8 @@ class Row:
         """That a simulation executes in a step over all its live ranks: those of a pipeline, and of a ring."""
         if self.script == "mpt.py":
             return int(self.given("global-batch", "1")) // (self.ranks * int(self.given("micro-batch", "1"))) or 1
+        if self.script == "llama.py":
+            return int(self.given("pp", "1")) ** 2  # as many as ranks
         if self.script != "megatron.py":
             return 1
         given = {name: int(self.given(name, "1")) for name in ("pp", "cp", "tp", "micro-batch", "global-batch")}

@@ -73,6 +73,27 @@ def families(found: Sequence[Outcome]) -> list[list[str]]:
 HEAD = ("family, GPU", "rows", "held", "mean", "median", "largest", "memory, mean", "largest")
 
 
+LAYOUTS_HEAD = ("family, what is parallel besides data", "runs", "mean", "mean, signed")
+FEW_MICRO_BATCHES = 4
+
+
+def layouts(found: Sequence[Outcome], rows: dict[str, Row]) -> list[list[str]]:
+    """Of each family and layout: runs, errors' mean, and their mean with signs, below 0 where forecasts are short."""
+    groups: dict[str, list[float]] = defaultdict(list)
+    for one in found:
+        argv = rows[one.id].argv
+        names = {"--tp": "tensor", "--cp": "context", "--pp": "pipeline"}
+        layout = ", ".join(name for option, name in names.items() if option in argv) or "nothing"
+        if "--pp" in argv:
+            each = rows[one.id].micro_batches // int(rows[one.id].given("pp", "1"))
+            layout += f" of {'more than' if each > FEW_MICRO_BATCHES else 'up to'} {FEW_MICRO_BATCHES} micro-batches"
+        groups[f"{one.family}: {layout}"].append(one.error)
+    return [
+        [name, str(len(errors)), f"{mean_absolute(errors):.1%}", f"{statistics.fmean(errors):+.1%}"]
+        for name, errors in sorted(groups.items())
+    ]
+
+
 CONTRIBUTORS_HEAD = ("measured by", "runs", "mean", "largest")
 
 
@@ -93,6 +114,7 @@ def report(found: Sequence[Outcome], rows: dict[str, Row]) -> dict[str, float]:
 
     good = [one for one in found if one.predicted is not None]
     show([list(HEAD), *families(good)])
+    show([list(LAYOUTS_HEAD), *layouts(good, rows)])
     failed = [one for one in found if one.failure]
     for one in failed:
         print(f"no forecast of {one.id}: {one.failure}")

@@ -130,6 +130,7 @@ def test_micro_batches_that_are_executed(accuracy):
     assert rows["korthikanti22-0006"].micro_batches == 35 * 280  # one replica of 35 stages
     assert rows["vtrain-multi-0001"].micro_batches == 1  # 512 sequences, 64 replicas, 8 at once
     assert rows["torchtitan-0001"].micro_batches == 1
+    assert rows["torchtitan-0013"].micro_batches == 8 * 8
 
 
 def test_anchors_are_at_most_two_rows_and_a_stack_has_one_factor(accuracy):
