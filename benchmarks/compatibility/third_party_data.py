@@ -82,18 +82,54 @@ def c4(folder: str = "allenai/c4") -> None:
 
 def accelerate(model: str) -> None:
     """Write what accelerate's examples download: stories, and a Llama with its tokenizer."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig
 
     texts("roneneldan/TinyStories")
     tokenizer(model)
-    config = LlamaConfig(
-        hidden_size=2048, intermediate_size=8192, num_hidden_layers=4, num_attention_heads=16, num_key_value_heads=8,
-        vocab_size=512,
+    _language_model(
+        model,
+        LlamaConfig(
+            hidden_size=2048, intermediate_size=8192, num_hidden_layers=4, num_attention_heads=16,
+            num_key_value_heads=8, vocab_size=512,
+        ),
     )  # fmt: skip
+
+
+def gpt2(model: str) -> None:
+    """Write what transformers' examples download, GPT-2 with a tokenizer and the metric "accuracy"; and texts."""
+    from transformers import GPT2Config
+
+    tokenizer(model)
+    _language_model(model, GPT2Config())
+    texts(".")
+    Path("train.jsonl").rename("text.json")
+    Path("accuracy").mkdir()
+    Path("accuracy/accuracy.py").write_text(_ACCURACY, encoding="utf-8")
+
+
+_ACCURACY = """
+import datasets
+import evaluate
+
+
+class Accuracy(evaluate.Metric):
+    def _info(self):
+        features = {name: datasets.Value("int32") for name in ("predictions", "references")}
+        return evaluate.MetricInfo(description="", citation="", features=datasets.Features(features))
+
+    def _compute(self, predictions, references):
+        return {"accuracy": sum(one == other for one, other in zip(predictions, references)) / len(references)}
+"""
+
+
+def _language_model(folder: str, config: Any) -> None:
+    """Write weights that nobody has initialized."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
     with torch.device("meta"):
-        made = LlamaForCausalLM(config)
-    made.to_empty(device="cpu").bfloat16().save_pretrained(model)
+        made = AutoModelForCausalLM.from_config(config)
+    made.to_empty(device="cpu").bfloat16().save_pretrained(folder)
 
 
 def images(folder: str, classes: int = 10, each: int = 80, size: int = 256) -> None:
@@ -174,6 +210,7 @@ KINDS = {
     "litgpt": litgpt,
     "accelerate": accelerate,
     "c4": c4,
+    "gpt2": gpt2,
     "images": images,
     "picotron": picotron,
 }
