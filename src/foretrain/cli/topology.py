@@ -173,7 +173,7 @@ def collective(
         console.print(packet_table(found))
     write_outputs(
         console,
-        (html, lambda path: page(found[0].topology, path, found[0].utilisation, command_line())),
+        (html, lambda path: page(found[0].topology, path, found, command_line())),
         (json, lambda path: write_json(path, numbers(found))),
     )
     if details:

@@ -102,7 +102,9 @@ def _caveat(baseline: Run, best: Run, updates: Time) -> str:
     gained = baseline.iteration_time - best.iteration_time
     if not updates or updates < gained / 4:
         return ""
-    return f" ({updates / gained:.0%} of that by updating parameters beside the computation, if it leaves room to)"
+    return (
+        f" ({updates / gained:.0%} of that by updating parameters beside the computation, if the GPU has room for that)"
+    )
 
 
 def _why(run: Run) -> str:

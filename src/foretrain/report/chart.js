@@ -559,6 +559,7 @@ const Charts = (() => {
         }
         c.stroke(); c.setLineDash([]);
       }
+      const named = [];
       for (let i = 0; i < t.x.length; i++) {
         if (t.x[i] === null || t.y[i] === null) continue;
         const px = p.px(t.x[i]), py = p.py(t.y[i]);
@@ -572,7 +573,14 @@ const Charts = (() => {
         if (mode.includes("text") && t.text[i]) {
           c.fillStyle = paint(t.textcolor || "#64748b"); c.font = FONT.replace("12px", (t.textsize || 11) + "px"); c.textAlign = "center"; c.textBaseline = "middle";
           const down = t.textposition === "bottom center" ? 13 : t.textposition === "top center" ? -15 : 0;
-          c.fillText(t.text[i], px, py + down); c.font = FONT;
+          const half = c.measureText(t.text[i]).width / 2 + 2;
+          // A name that would cover another is left out; lines that cross behind one leave it readable.
+          if (!named.some(([x, y, w]) => Math.abs(px - x) < half + w && Math.abs(py + down - y) < 12)) {
+            named.push([px, py + down, half]);
+            c.lineWidth = 3; c.lineJoin = "round"; c.strokeStyle = theme["#ffffff"]; c.strokeText(t.text[i], px, py + down);
+            c.fillText(t.text[i], px, py + down);
+          }
+          c.font = FONT;
         }
       }
     },

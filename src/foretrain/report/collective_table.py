@@ -22,21 +22,36 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+HEADS: Final = ("collective", "time", "bus bandwidth", "× ports", "busiest link", "used")
+"""Columns of `rows`."""
+
+
+def title(first: CollectiveBenchmark) -> str:
+    """Return what was simulated, and where."""
+    return f"{first.operation} of {format_size(first.size)} among {first.ranks} ranks of {first.topology.name}"
+
+
+def rows(found: Sequence[CollectiveBenchmark]) -> list[tuple[str, ...]]:
+    """Return the columns of `HEADS` of each, as text."""
+    told = []
+    for one in found:
+        source, target, used = one.busiest
+        ratio, rate = f"{one.time / one.least:.2f}", f"{one.bandwidth / 1e9:.3g} GB/s"
+        told.append((one.name, format_time(one.time), rate, ratio, f"{source} → {target}", f"{used:.0%}"))
+    return told
+
+
 def table(found: Sequence[CollectiveBenchmark]) -> Table:
     """A row for each, in the order given."""
     from rich.table import Table
 
     first = found[0]
-    title = f"{first.operation} of {format_size(first.size)} among {first.ranks} ranks of {first.topology.name}"
-    made = Table(box=None, pad_edge=False, title=title, title_justify="left", caption_justify="left")
+    made = Table(box=None, pad_edge=False, title=title(first), title_justify="left", caption_justify="left")
     made.caption = f"ports: what the slowest port must carry at the least takes {format_time(first.least)}"
-    for name in ("collective", "time", "bus bandwidth", "× ports", "busiest link", "used"):
+    for name in HEADS:
         made.add_column(name, justify="left" if name in ("collective", "busiest link") else "right")
-    for one in found:
-        source, target, used = one.busiest
-        ratio = f"{one.time / one.least:.2f}"
-        rate = f"{one.bandwidth / 1e9:.3g} GB/s"
-        made.add_row(one.name, format_time(one.time), rate, ratio, f"{source} → {target}", f"{used:.0%}")
+    for row in rows(found):
+        made.add_row(*row)
     return made
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from foretrain.experiments.grid import Grid
 from foretrain.files import write_atomically
+from foretrain.planner.choice import usual
 from foretrain.report.document import Card, Figure, document
 from foretrain.units import MILLISECOND, format_time
 
@@ -44,8 +45,9 @@ def table(grid: Grid) -> Table:
 def page(grid: Grid, path: Path, command: str = "") -> None:
     """Write one self-contained page with the heat map."""
     cell, run = grid.best
+    error = usual(run.cluster).forecast
     cards = [
-        Card("fastest iteration", format_time(run.iteration_time), f"{run.gap:.1%} above T* there"),
+        Card("fastest iteration", f"{format_time(run.iteration_time)} ± {error:.1%}", f"{run.gap:.1%} above T* there"),
         Card("topology", cell.topology, f"{run.cluster.total_gpus} GPUs"),
         Card("collective", cell.carried_by, f"all gradients at once in {format_time(cell.exchange)}"),
         Card("schedule", run.schedule.name, f"{run.throughput:,.0f} {grid.workload.unit}/s"),
@@ -69,7 +71,7 @@ def page(grid: Grid, path: Path, command: str = "") -> None:
 def heat(grid: Grid) -> Figure:
     """Iteration time in ms, coloured by how far it is from the fastest of all."""
     cells = [cell for cell in grid.cells if cell.runs]
-    names = [f"{cell.topology} · {cell.collective or cell.carried_by}" for cell in cells]
+    names = [f"{cell.collective or cell.carried_by} · {cell.topology}" for cell in cells]
     times = [[run.iteration_time / MILLISECOND for run in cell.runs] for cell in cells]
     figure = Figure(44 * len(cells) + 150)
     figure.add_heatmap(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from foretrain.files import write_atomically
 from foretrain.planner.candidate_search import describe
-from foretrain.planner.choice import Recommendation
+from foretrain.planner.choice import Recommendation, usual
 from foretrain.planner.what_if import WhatIfs
 from foretrain.report.document import BLUE, GREY, Card, Figure, document
 from foretrain.report.table import foldable, format_rate_of_samples, plain_table
@@ -104,14 +105,19 @@ def page(found: WhatIfs, path: Path, command: str = "") -> None:
     now, most = found.cases[0], found.most
     unit = now.workload.unit
     gain = f"{now.choice.gain:.1%} ± {now.choice.uncertainty:.1%}"
+    error = usual(now.place).forecast
     cards = [
-        Card("now", f"{format_rate_of_samples(now.throughput)} {unit}/s", format_time(now.choice.time)),
+        Card(
+            "now", f"{format_rate_of_samples(now.throughput)} {unit}/s", f"{format_time(now.choice.time)} ± {error:.1%}"
+        ),
         Card("schedule now", now.choice.schedule.name, f"{gain} over DDP at its best"),
         Card("optimum now", format_time(now.choice.chosen.optimum.time), "T*, which no schedule beats"),
     ]
     if most is not None:
         rate = f"{format_rate_of_samples(most.throughput)} {unit}/s"
-        cards.append(Card("helps most", most.label, f"{found.factor(most):.2f}×: {rate}"))
+        factor = found.factor(most)
+        spread = factor * math.hypot(error, usual(most.place).forecast)
+        cards.append(Card("helps most", most.label, f"{factor:.2f} ± {spread:.2f}×: {rate}"))
     write_atomically(
         path,
         document(

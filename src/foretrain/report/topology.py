@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,13 @@ from foretrain.files import write_atomically
 from foretrain.network.topology.graph import Topology
 from foretrain.network.topology.metrics import bisection, diameter, oversubscription
 from foretrain.report.topology_layout import STATES, LinkKind, faults, link_kinds, link_states
-from foretrain.units import format_rate, to_seconds
+from foretrain.units import format_rate, format_time, to_seconds
 
 if TYPE_CHECKING:
     from rich.console import Group
+
+    from foretrain.network.collective_benchmark import CollectiveBenchmark
+    from foretrain.report.document import Card
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,25 +150,33 @@ def numbers(topology: Topology) -> dict[str, Any]:
 def page(
     topology: Topology,
     path: str | os.PathLike[str],
-    utilisation: NDArray[np.float64] | None = None,
+    collectives: Sequence[CollectiveBenchmark] = (),
     command: str = "",
 ) -> None:
-    """Write the page to ``path``, whole or not at all; arguments and errors as for `render`."""
-    write_atomically(path, render(topology, utilisation, command))
+    """Write the page to ``path``, whole or not at all; with collectives, painted by the first one's use."""
+    used = collectives[0].utilisation if collectives else None
+    write_atomically(path, render(topology, used, command, collectives))
 
 
-def render(topology: Topology, utilisation: NDArray[np.float64] | None = None, command: str = "") -> str:
+def render(
+    topology: Topology,
+    utilisation: NDArray[np.float64] | None = None,
+    command: str = "",
+    collectives: Sequence[CollectiveBenchmark] = (),
+) -> str:
     """Return the page as text.
 
     Args:
         topology: what to draw.
         utilisation: of each link the part of its rate that is used, 0 to 1, shape (links,): paints it.
         command: shown to copy.
+        collectives: what was simulated on it, the fastest first; the headline is then that one's.
 
     Raises:
         ConfigError: utilisation has another shape or is negative.
         MissingExtra: Jinja2 is not installed.
     """
+    from foretrain.report.collective_table import HEADS, rows, title
     from foretrain.report.document import Card, document
     from foretrain.report.fabric_plot import fabric, servers
     from foretrain.report.topology_layout import DrawnLinks
@@ -178,6 +190,7 @@ def render(topology: Topology, utilisation: NDArray[np.float64] | None = None, c
     if (servers := servers(wires)) is not None:
         figures["inside"] = servers
     wrong = faults(topology, facts.states)
+    reasons = "; ".join([*map(title, collectives[:1]), *wrong])
     tiers = facts.tiers()
     return document(
         "topology.html",
@@ -185,9 +198,12 @@ def render(topology: Topology, utilisation: NDArray[np.float64] | None = None, c
         command=command,
         topology=topology,
         good=not wrong,
-        verdict=f"{topology.name}: {len(topology.ranks)} ranks on {_servers(topology)}",
-        reasons="; ".join(wrong).capitalize(),
+        verdict=_verdict(topology, collectives),
+        reasons=reasons[:1].upper() + reasons[1:],
+        heads=HEADS,
+        collectives=rows(collectives),
         cards=[
+            *_result(collectives),
             Card("Ranks", str(len(topology.ranks)), f"on {_servers(topology)}"),
             Card("Switches", str(sum(tiers.values())), ", ".join(f"{n} on tier {t}" for t, n in tiers.items())),
             Card("Diameter", f"{facts.diameter} links", "between ranks, on the way that routing takes"),
@@ -198,6 +214,26 @@ def render(topology: Topology, utilisation: NDArray[np.float64] | None = None, c
         kinds=[(kind, facts.faults_of(kind)) for kind in facts.kinds],
         painted=utilisation is not None,
     )
+
+
+def _verdict(topology: Topology, collectives: Sequence[CollectiveBenchmark]) -> str:
+    if not collectives:
+        return f"{topology.name}: {len(topology.ranks)} ranks on {_servers(topology)}"
+    names = [f"{one.name} {format_time(one.time)}" for one in collectives[:2]]
+    return f"Fastest: {', then '.join(names)}"
+
+
+def _result(collectives: Sequence[CollectiveBenchmark]) -> list[Card]:
+    from foretrain.report.document import Card
+
+    if not collectives:
+        return []
+    first = collectives[0]
+    least = f"{first.time / first.least:.2f} × what the slowest port needs at least"
+    return [
+        Card("Time", format_time(first.time), least),
+        Card("Bus bandwidth", f"{first.bandwidth / 1e9:.3g} GB/s", "as nccl-tests define it"),
+    ]
 
 
 def _worst(facts: Facts) -> str:
