@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shlex
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from io import BytesIO, TextIOWrapper
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from foretrain.cli.progress import percent_bar
 from foretrain.device import Precision
-from foretrain.errors import ConfigError
+from foretrain.errors import ConfigError, ForetrainError, unknown
 from foretrain.files import STDOUT
 
 if TYPE_CHECKING:
@@ -82,6 +85,42 @@ def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         is_instance=lambda value: value is None or made.is_instance(value),
         str_from_instance=lambda value: ["none"] if value is None else made.str_from_instance(value),
     )
+
+
+Result = TypeVar("Result")
+
+
+def parsed(parse: Callable[[Sequence[str]], Result], arguments: Sequence[str]) -> Result:
+    """Return ``parse(arguments)``; raise what tyro says of wrong arguments, in a box, as an error like all others."""
+    told = TextIOWrapper(BytesIO(), encoding="utf-8")
+    try:
+        with redirect_stderr(told):
+            return parse(arguments)
+    except SystemExit as end:
+        if end.code != 2:
+            raise
+    told.seek(0)
+    lines = [
+        line.strip("│").removeprefix(" ").rstrip()
+        for line in map(str.rstrip, told)
+        if line.startswith("│") and "──" not in line
+    ]
+    if any(line.strip().startswith("Unrecognized options") for line in lines):
+        known = _options(parse, arguments)
+        for given in (one.partition("=")[0] for one in arguments if one.startswith("--")):
+            if given not in known:
+                raise unknown("option", given, known)
+    raise ForetrainError("\n".join(lines).strip())
+
+
+def _options(parse: Callable[[Sequence[str]], object], arguments: Sequence[str]) -> set[str]:
+    """Return the options that help of the command names."""
+    command = takewhile(lambda one: not one.startswith("-"), arguments)
+    shown = TextIOWrapper(BytesIO(), encoding="utf-8")
+    with redirect_stdout(shown), suppress(SystemExit):
+        parse([*command, "--help"])
+    shown.seek(0)
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", shown.read()))
 
 
 PREPARING = "preparing the network (on first use its simulator is compiled, which takes some 10 s)"

@@ -12,16 +12,18 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial, wraps
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import tyro
 from tyro.extras import SubcommandApp
 
 from foretrain import __version__
 from foretrain.cli import accuracy, lab, topology
-from foretrain.cli.arguments import ARGUMENT_TYPES, widen_piped_output
+from foretrain.cli.arguments import ARGUMENT_TYPES, parsed, widen_piped_output
 from foretrain.cli.calibrate import calibrate
 from foretrain.cli.compare import bound, catalog, compare, explore, schedule
 from foretrain.cli.completion import completion
@@ -90,8 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if arguments[:1] == ["search"]:
                 search_command(arguments[1:])
                 return
-            parser = _parser(arguments[0])
-            parser.cli(args=arguments, prog="foretrain", config=(tyro.conf.OmitArgPrefixes,), registry=ARGUMENT_TYPES)
+            options = {"prog": "foretrain", "config": (tyro.conf.OmitArgPrefixes,), "registry": ARGUMENT_TYPES}
+            parse = partial(_parser(arguments[0]).cli, **options)
+            parsed(lambda words: parse(args=words), arguments)()
     except ForetrainError as error:
         sys.stderr.write(f"foretrain: {error}\n")
         sys.exit(2)
@@ -148,20 +151,25 @@ def _parser(asked: str) -> SubcommandApp:
         if isinstance(there, ModuleType):
             subcommands = SubcommandApp()
             for each, command in there.COMMANDS.items():
-                _join_description_lines(command)
-                subcommands.command(command, name=each)
+                subcommands.command(_deferred(command), name=each)
             app.command(subcommands, name=name, help=there.HELP)
         else:
-            _join_description_lines(there)
-            app.command(there)
+            app.command(_deferred(there))
     if asked not in names:
         raise unknown("command", asked, names)
     return app
 
 
-def _join_description_lines(command: Callable[..., None]) -> None:
-    """Join the lines of each argument's description: tyro would break help where the source does."""
-    command.__doc__ = re.sub(r"\n {8}(?=\S)", " ", inspect.getdoc(command) or "")
+def _deferred(command: Callable[..., None]) -> Any:
+    """Return a function with the command's arguments that returns the call: what is parsed runs later."""
+
+    @wraps(command)
+    def call(*arguments: Any, **options: Any) -> Callable[[], None]:
+        return partial(command, *arguments, **options)
+
+    # Lines of an argument's description are joined, because tyro would break help where the source does.
+    call.__doc__ = re.sub(r"\n {8}(?=\S)", " ", inspect.getdoc(command) or "")
+    return call
 
 
 def _wants_help(arguments: Sequence[str]) -> bool:

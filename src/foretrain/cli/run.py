@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,6 +19,7 @@ from foretrain.cli.arguments import (
     ScheduleText,
     TimeText,
     named,
+    parsed,
     requested_schedule_text,
     script_of,
     split_script,
@@ -123,9 +125,8 @@ def run_command(arguments: Sequence[str]) -> None:
     Options that are not foretrain's are torchrun's, so they are parsed apart from those of the other commands.
     """
     own, script = split_script(arguments, _EXAMPLE)
-    options, torchrun = tyro.cli(
-        RunOptions, args=own, prog="foretrain run", return_unknown_args=True, registry=ARGUMENT_TYPES
-    )
+    parse = partial(tyro.cli, RunOptions, prog="foretrain run", return_unknown_args=True, registry=ARGUMENT_TYPES)
+    options, torchrun = parsed(lambda words: parse(args=words), own)
     _start(options, torchrun, script)
 
 

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -25,6 +26,7 @@ from foretrain.cli.arguments import (
     check_apart,
     check_writable,
     named,
+    parsed,
     patience,
     script_of,
     split_script,
@@ -106,7 +108,8 @@ class SearchOptions:
 def run_command(arguments: Sequence[str]) -> None:
     """Run the command with the arguments after ``foretrain search``."""
     own, script = split_script(arguments, _EXAMPLE)
-    _start(tyro.cli(SearchOptions, args=own, prog="foretrain search", registry=ARGUMENT_TYPES), script)
+    parse = partial(tyro.cli, SearchOptions, prog="foretrain search", registry=ARGUMENT_TYPES)
+    _start(parsed(lambda words: parse(args=words), own), script)
 
 
 def search(options: tyro.conf.OmitArgPrefixes[SearchOptions]) -> None:

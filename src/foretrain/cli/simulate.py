@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -25,6 +26,7 @@ from foretrain.cli.arguments import (
     check_writable,
     command_line,
     named,
+    parsed,
     patience,
     requested_schedule_text,
     script_of,
@@ -115,8 +117,8 @@ class SimulateOptions:
 def run_command(arguments: Sequence[str]) -> None:
     """Run the command with the arguments after ``foretrain simulate``."""
     own, script = split_script(arguments, _EXAMPLE)
-    options = tyro.cli(SimulateOptions, args=own, prog="foretrain simulate", registry=ARGUMENT_TYPES)
-    _start(options, script)
+    parse = partial(tyro.cli, SimulateOptions, prog="foretrain simulate", registry=ARGUMENT_TYPES)
+    _start(parsed(lambda words: parse(args=words), own), script)
 
 
 def simulate(options: tyro.conf.OmitArgPrefixes[SimulateOptions]) -> None:
