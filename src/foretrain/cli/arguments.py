@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from io import BytesIO, TextIOWrapper
 from itertools import takewhile
 from pathlib import Path
+from textwrap import dedent
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args
 
 import tyro
@@ -100,17 +101,15 @@ def parsed(parse: Callable[[Sequence[str]], Result], arguments: Sequence[str]) -
         if end.code != 2:
             raise
     told.seek(0)
-    lines = [
-        line.strip("│").removeprefix(" ").rstrip()
-        for line in map(str.rstrip, told)
-        if line.startswith("│") and "──" not in line
-    ]
-    if any(line.strip().startswith("Unrecognized options") for line in lines):
+    # Without the title, frame and rules, which are of ASCII where the terminal has nothing else.
+    framed = told.read().replace("│", " ").splitlines()[1:]
+    problem = dedent("\n".join(line.rstrip() for line in framed if line.strip(" ─-╰╯"))).strip()
+    if "Unrecognized options" in problem:
         known = _options(parse, arguments)
         for given in (one.partition("=")[0] for one in arguments if one.startswith("--")):
             if given not in known:
                 raise unknown("option", given, known)
-    raise ForetrainError("\n".join(lines).strip())
+    raise ForetrainError(problem)
 
 
 def _options(parse: Callable[[Sequence[str]], object], arguments: Sequence[str]) -> set[str]:

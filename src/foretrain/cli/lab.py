@@ -164,7 +164,7 @@ def status(*, name: NameText = "lab", json: JsonFile = None) -> None:
         console.print(f"repair it with the same 'foretrain lab up{_named(name)} ...' as before")
 
 
-def down(*, name: str = "lab", kill: bool = False) -> None:
+def down(*, name: NameText = "lab", kill: bool = False) -> None:
     """Remove a lab, complete or not.
 
     Args:
