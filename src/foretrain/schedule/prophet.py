@@ -30,24 +30,49 @@ Departures, each because the simulator shows the gap to T* shrink:
   partition would make the block wait.
 - ``planned`` (1 by default, 0 is the paper): where each worker has a scheduler of its own, as over a parameter server,
   all push in one order, which is what these rules make of a link and of gradients as they are expected to be. See
-  Note [One order] in `foretrain.schedule.planned_order`.
+  Note [One order].
 - every acknowledgement corrects when the link will be free. On a real link, whose bandwidth is a low quantile and so
   nearly always better than promised, the link would else idle for the difference, at each of some twenty blocks: on
   ResNet-50 over 1 Gb/s that was 11 % of the iteration.
+
+# Note [One order]
+A server has the sum of some bytes when the last worker has pushed them. Workers that are some milliseconds apart, and
+push whatever is the most urgent at the moment, push different bytes at the same time: each what the other has yet to
+push. Until they meet again nothing comes back, and where links are the bottleneck that time is lost. Workers that push
+the same bytes in the same order lose only by how much the last is late. So the order is planned: it is what the policy
+does on a link that is as the cost model says, with gradients that come when they are expected.
+
+Departing from the order costs more than waiting for it, unless the link would be idle. So a chunk whose turn it is not
+is sent only when nothing is under way. A link that is faster than planned idles more often than one that is slower, and
+so the plan is for a slightly slower one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from heapq import heappop, heappush
-from typing import ClassVar
+from statistics import median
+from typing import ClassVar, Protocol
 
-from foretrain.schedule.job import Job, Knob
+from foretrain.engine import Policy
+from foretrain.schedule.job import CostModel, Job, Knob
 from foretrain.schedule.monitor import DRIFT, Arrivals, Blocks, Monitor
-from foretrain.schedule.planned_order import PlannedOrder, rehearse
 from foretrain.schedule.window import Window
 from foretrain.tasks import Action, Chunk, Done, Event, Piece, Ready, Start, StepBegin, Wake, WakeAt
 from foretrain.units import Time
+
+_MARGIN = 1.1
+"""How much slower than expected the link is in the plan."""
+_NOTCHES = 4
+"""A link that has changed is planned for in steps of the fourth root of 2, so that workers find the same."""
+_STEPS = 3
+"""Steps in which the link must be slower, or faster, than planned for."""
+_LEAST = 1 / 16
+"""How slow a link is at least."""
+_DONE, _OTHER = 0, 1
 
 
 class Prophet:
@@ -84,15 +109,9 @@ class Prophet:
     ) -> None:
         self._planned: PlannedOrder | None = None
         if planned and job.separate:
-            knobs = {
-                "partition": partition,
-                "credit": credit,
-                "factor": factor,
-                "quantile": quantile,
-                "profile": profile,
-            }
-            knobs |= {"cut": cut, "fuse": fuse, "ahead": ahead, "strict": strict, "planned": 0}
-            self._planned = PlannedOrder(job, lambda alone: rehearse(Prophet(alone, **knobs), alone), profile)
+            knobs = {"partition": partition, "credit": credit, "factor": factor, "quantile": quantile}
+            knobs |= {"profile": profile, "cut": cut, "fuse": fuse, "ahead": ahead, "strict": strict, "planned": 0}
+            self._planned = PlannedOrder(job, lambda alone: rehearse(Prophet(alone, **knobs), alone))
             self.warmup = 0
             return
         self.warmup = self._profile = profile
@@ -253,3 +272,136 @@ class Prophet:
                 self._monitor.start(now, action.chunk.size)
                 self._under_way += action.chunk.size
                 self._flying += 1
+
+
+class _Warming(Policy, Protocol):
+    warmup: int
+
+
+def rehearse(policy: _Warming, job: Job) -> tuple[Chunk, ...]:
+    """Return the chunks that ``policy`` starts in a step, once it is warm, on a link that is as ``job`` says."""
+    now: Time = 0
+    free: Time = 0
+    chunks: list[Chunk] = []
+    heap: list[tuple[Time, int, int, Event]] = []
+    count = 0
+
+    def post(event: Event) -> None:
+        nonlocal free, count
+        for action in policy.handle(event, now):
+            count += 1
+            if type(action) is WakeAt:
+                heappush(heap, (max(now, action.time), _OTHER, count, Wake()))
+            elif type(action) is Start:
+                chunks.append(action.chunk)
+                free = max(now, free) + job.cost.time(action.chunk.size)
+                heappush(heap, (free + job.cost.delay(action.chunk.size), _DONE, count, Done(action.chunk)))
+
+    for step in range(policy.warmup + 1):
+        chunks.clear()
+        post(StepBegin(step))
+        for task in job.by_release:
+            count += 1
+            heappush(heap, (now + job.releases[task], _OTHER, count, Ready(task)))
+        while heap:
+            now, _, _, event = heappop(heap)
+            post(event)
+    return tuple(chunks)
+
+
+class PlannedOrder:
+    """Starts planned chunks in their order, each when what it sends is ready; see Note [One order].
+
+    The order is planned anew when links have changed for good. A host that is held up hears of many chunks at once, so
+    only a whole step tells how slow the link is, and only several steps that it has changed.
+
+    Args:
+        job: what is sent.
+        plan: returns the chunks of a step of such a job.
+    """
+
+    def __init__(self, job: Job, plan: Callable[[Job], Sequence[Chunk]]) -> None:
+        self._job, self._plan = job, plan
+        self._slowness = 1.0
+        """Of the link that is planned for, but for the margin."""
+        self._recent: deque[float] = deque(maxlen=_STEPS)
+        """How slow it was in the latest steps."""
+        self._under_way: deque[Time] = deque()
+        """When each chunk was started."""
+        self._heard: Time = 0
+        self._took = self._expected = 0
+        self._adopt()
+        self._reset()
+
+    def handle(self, event: Event, now: Time) -> Sequence[Action]:
+        """Start the chunks whose turn has come, and another if nothing is under way."""
+        if type(event) is StepBegin:
+            self._judge()
+            self._reset()
+            return ()
+        if type(event) is Done:
+            self._measure(event.chunk.size, now)
+        elif type(event) is Ready:
+            for place in self._chunks_of[event.task]:
+                self._missing[place] -= 1
+        return self._start(now)
+
+    def _measure(self, size: int, now: Time) -> None:
+        """The oldest chunk under way has arrived."""
+        started = self._under_way.popleft()
+        self._took += now - max(started, self._heard)
+        self._expected += self._job.cost.time(size)
+        if started >= self._heard:  # the link was idle, and what came before hides no delay
+            self._expected += self._job.cost.delay(size)
+        self._heard = now
+
+    def _judge(self) -> None:
+        """Plan anew if in all of the latest steps the link was slower, or faster, than planned for."""
+        if self._expected:
+            self._recent.append(self._took / self._expected)
+        self._took = self._expected = 0
+        slower = min(self._recent, default=0) > self._slowness * (1 + DRIFT)
+        faster = max(self._recent, default=0) * (1 + DRIFT) < self._slowness
+        if len(self._recent) == _STEPS and (slower or faster):
+            self._slowness = 2 ** (round(_NOTCHES * math.log2(max(median(self._recent), _LEAST))) / _NOTCHES)
+            self._recent.clear()
+            self._adopt()
+
+    def _adopt(self) -> None:
+        cost = _slowed(self._job.cost, _MARGIN * self._slowness)
+        self._chunks = self._plan(replace(self._job, cost=cost, separate=False))
+        tasks = [{piece.task for piece in chunk.pieces} for chunk in self._chunks]
+        self._tasks_of = [len(each) for each in tasks]
+        self._chunks_of: list[list[int]] = [[] for _ in self._job.tasks]
+        for place, each in enumerate(tasks):
+            for task in each:
+                self._chunks_of[task].append(place)
+
+    def _reset(self) -> None:
+        self._missing = list(self._tasks_of)
+        self._sent = [False] * len(self._chunks)
+        self._next = 0
+
+    def _start(self, now: Time) -> list[Action]:
+        actions: list[Action] = []
+        count = len(self._chunks)
+        while self._next < count and (self._sent[self._next] or not self._missing[self._next]):
+            if not self._sent[self._next]:
+                actions.append(self._send(self._next, now))
+            self._next += 1
+        if not self._under_way:
+            ready = (k for k in range(self._next, count) if not self._sent[k] and not self._missing[k])
+            if (place := next(ready, None)) is not None:
+                actions.append(self._send(place, now))
+        return actions
+
+    def _send(self, place: int, now: Time) -> Start:
+        self._sent[place] = True
+        self._under_way.append(now)
+        return Start(self._chunks[place])
+
+
+def _slowed(cost: CostModel, factor: float) -> CostModel:
+    """Return the cost of a link that is ``factor`` times as slow."""
+    slower = {name: round(factor * getattr(cost, name)) for name in ("overhead", "per_byte", "floor")}
+    return replace(cost, **slower)
