@@ -139,7 +139,7 @@ def _overview() -> str:
             before = group
         lines.append(f"  {name:<11} {text}")
     lines += ["", "foretrain help COMMAND says more; foretrain --version says which version this is."]
-    lines += ["--quiet after a command prints nothing but errors, warnings and what --json - asks for."]
+    lines += ["--quiet after a command prints nothing on standard output but what --json - asks for."]
     return "\n".join(lines) + "\n"
 
 
