@@ -82,6 +82,16 @@ def test_a_listed_price_says_its_day_and_source() -> None:
     assert "2024-12-31: AWS" in bill.priced
 
 
+def test_a_run_takes_its_steps_and_what_failures_take() -> None:
+    failures = Failures(HOUR, 30.0, 300.0)
+    bill = bill_of("H100", 8, 3.6, failures, run=1e9)
+    days = 1000 * 10 / bill.useful(ACCOUNT) / 86400
+    assert (
+        f"the run of 1e+09 tokens: {days:.3g} days, {1000 * (bill.money(ACCOUNT) or 0):,.0f} for the GPUs"
+        in "".join(bill.lines(ACCOUNT, 1e6))
+    )
+
+
 def test_of_an_unknown_gpu_nothing_is_made_up() -> None:
     bill = bill_of("K80", 8, None)
     assert bill.money(ACCOUNT) is bill.joules(ACCOUNT) is None

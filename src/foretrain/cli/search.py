@@ -68,6 +68,7 @@ class SearchOptions:
         restart: time from a failure to the first step again.
         repair: time until a broken server is replaced, where no spare is left.
         spares: servers that stand by.
+        run_tokens: of the whole run, to see its days, price and energy, e.g. 2e12.
         compare_with: your own recipe, to see it in the ranking, e.g. tp=8,pp=2.
         budget: time after which no further simulation starts, e.g. 10min.
         exhaustive: simulate every recipe whole.
@@ -93,6 +94,7 @@ class SearchOptions:
     restart: TimeText = "5min"
     repair: TimeText = "0s"
     spares: int = 0
+    run_tokens: float | None = None
     compare_with: Annotated[str, named("RECIPE")] | None = None
     budget: TimeText | None = None
     exhaustive: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
@@ -137,7 +139,8 @@ def _start(options: SearchOptions, script: Sequence[str]) -> None:
                 words, options.space, options.cluster, module=module, device=options.device, factor=options.factor,
                 faults=options.fault or (),
                 store=store, budget=budget, goal=options.goal, price=options.price,
-                failures=failures, checkpoint_every=every, compare_with=options.compare_with,
+                failures=failures, checkpoint_every=every, run_tokens=options.run_tokens,
+                compare_with=options.compare_with,
                 exhaustive=options.exhaustive, jobs=options.jobs, backend=options.backend, address=options.address,
                 progress=progress,
             )  # fmt: skip

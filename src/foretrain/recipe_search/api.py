@@ -76,6 +76,7 @@ def search(
     price: float | None = None,
     failures: Failures | None = None,
     checkpoint_every: float | None = None,
+    run_tokens: float | None = None,
     compare_with: str | None = None,
     exhaustive: bool = False,
     jobs: int | None = None,
@@ -100,6 +101,7 @@ def search(
         price: of a GPU's hour; None takes a list price, with its date, where one is known.
         failures: of the whole job; None knows none.
         checkpoint_every: seconds of work between checkpoints; None takes the best.
+        run_tokens: of the whole run, to tell what that takes.
         compare_with: a recipe to simulate whole in any case, e.g. ``"tp=8,pp=2"``.
         exhaustive: simulate every recipe whole.
         jobs: workers on this machine; as many as it has cores where None.
@@ -124,7 +126,7 @@ def search(
     own = None if compare_with is None else recipes.find(compare_with)
     native_build.built()
     assert where.device is not None
-    bill = bill_of(where.device, where.total_gpus, price, failures, checkpoint_every)
+    bill = bill_of(where.device, where.total_gpus, price, failures, checkpoint_every, run_tokens)
     objective = _objective(goal, bill)
     setting = RunSetting(cluster, module, str(factor), device, script_digest(words[0], module), tuple(faults))
     deadline = float("inf") if budget is None else time.monotonic() + budget

@@ -159,6 +159,7 @@ class Bill:
         priced: where the price is from, and of which day.
         failures: of the whole job; None where nobody said.
         interval: of work between checkpoints, s; None for the best.
+        run: tokens of the whole run; None where nobody said.
     """
 
     device: str
@@ -167,6 +168,7 @@ class Bill:
     priced: str
     failures: Failures | None = None
     interval: float | None = None
+    run: float | None = None
 
     @property
     def watts(self) -> float | None:
@@ -206,6 +208,12 @@ class Bill:
                 f"{what}: {joules * many / 3.6e6:.4g} kWh at {mean:.1f} kW in the mean; only computation's part of the "
                 "power is calibrated"
             )
+        if self.run is not None and tokens:
+            steps = self.run / tokens
+            totals = [f"{steps * account.time / self.useful(account) / 86400:.3g} days"]
+            totals += [] if money is None else [f"{steps * money:,.0f} for the GPUs"]
+            totals += [] if joules is None else [f"{steps * joules / 3.6e9:,.1f} MWh without what failures take"]
+            yield f"the run of {self.run:.3g} tokens: {', '.join(totals)}"
         if self.failures is not None:
             failures = self.failures.writing(account.state)
             every = self.checkpointed(failures)
@@ -219,17 +227,24 @@ class Bill:
 
 
 def bill_of(
-    device: str, world: int, price: float | None, failures: Failures | None = None, interval: float | None = None
+    device: str,
+    world: int,
+    price: float | None,
+    failures: Failures | None = None,
+    interval: float | None = None,
+    run: float | None = None,
 ) -> Bill:
     """Return the bill of a job; ``price`` of a GPU's hour overrides the list. Raises ConfigError."""
     if price is not None and price < 0:
         raise ConfigError("price", price, "is negative", "write what a GPU costs an hour, e.g. 2.5")
     if interval is not None and interval <= 0:
         raise ConfigError("checkpoint_every", interval, "is no time", "write auto, or e.g. 30min")
+    if run is not None and run <= 0:
+        raise ConfigError("run_tokens", run, "is no number of tokens", "write e.g. 2e12")
     known = _known()["gpus"].get(device, {})
     listed = known.get("price") if price is None else price
     priced = f"{known['date']}: {known['source']}" if price is None and listed is not None else "as you said"
-    return Bill(device, world, listed, priced, failures, interval)
+    return Bill(device, world, listed, priced, failures, interval, run)
 
 
 @lru_cache(maxsize=1)
