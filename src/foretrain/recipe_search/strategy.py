@@ -10,10 +10,10 @@ run that is not much smaller costs more than it saves.
 
 # Note [Sure bounds]
 A recipe is left alone as soon as something shows that it cannot be the best. The runs with the fewest micro-batches
-are made first, and a part takes no longer than the whole. Matrix products are launched once for each micro-batch, so
-that the whole takes at least their time there times as many micro-batches, whatever is hidden behind them ("compute
-alone"); and the busiest link's bytes at its full rate ("bytes alone"). What ran out of memory does so with more of what
-needs memory: recipes that differ only by it are not run.
+are made first, and a part takes no longer than the whole. Products, attention, and a layer's normalisation, dropout and
+activation are launched for each micro-batch, so that the whole takes at least their time there times as many
+micro-batches, whatever is hidden behind them ("compute alone"); and the busiest link's bytes at its full rate ("bytes
+alone"). What ran out of memory does so with more of what needs memory: recipes that differ only by it are not run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,11 @@ _SHOWN = 3
 """Recipes to run whole at least."""
 _SAME_FAILURE = 6
 """Recipes that must fail in the same words, numbers apart, for the command line to be what is wrong."""
-_PRODUCT = re.compile(r"mm|matmul|attention|convolution|linear", re.IGNORECASE)
+_OF_MICRO_BATCH = re.compile(
+    r"mm|matmul|attention|convolution|linear|(layer|rms|group|batch)_norm|dropout|gelu|silu|softmax|embedding",
+    re.IGNORECASE,
+)
+"""Kernels that no step launches but for micro-batches."""
 
 
 class NoRecipe(ForetrainError):
@@ -184,7 +188,7 @@ class Search:
             if not one.out and one.bound > best:
                 one.status = "beaten"
                 one.reason = (
-                    f"takes at least {one.bound / best:.2f} times as long as the best: products, bytes or a part"
+                    f"takes at least {one.bound / best:.2f} times as long as the best: computation, bytes or a part"
                 )
         return sorted((one for one in self.candidates if not one.out), key=lambda one: one.bound)
 
@@ -328,8 +332,8 @@ class Search:
         weights = [weight / sum(weights) for weight in weights]
         times = self._space.batches(candidate.recipe)
         account = combined(accounts, weights)
-        products = sum(time for name, time in account.kernels.items() if _PRODUCT.search(name))
-        return msgspec.structs.replace(account, time=max(account.time, products * times, account.carried))
+        computed = sum(time for name, time in account.kernels.items() if _OF_MICRO_BATCH.search(name))
+        return msgspec.structs.replace(account, time=max(account.time, computed * times, account.carried))
 
     def _error(self) -> float:
         return max(_LEAST_ERROR, 2 * max(self._errors)) if self._errors else _FIRST_ERROR
