@@ -43,7 +43,8 @@ def account(batch: int, tp: int, pp: int, mbs: int, bend: float = 0.0) -> Accoun
     exposed = 0.2 * micro * mbs * math.log2(tp) / tp + 0.3 + bend * math.sqrt(micro)
     return Account(
         time=compute + waiting + exposed, compute=compute, exposed=exposed, waiting=waiting, idle=0.0,
-        spread=0.02 * compute, kernels={"aten::mm": 0.8 * compute, "aten::add": 0.2 * compute}, flops=1e12 * batch,
+        spread=0.02 * compute, flops=1e12 * batch,
+        kernels={"aten::mm": 0.7 * compute, "aten::native_layer_norm": 0.1 * compute, "aten::add": 0.2 * compute},
         reserved=(8 + 10 * mbs / tp) * GIB, state=GIB, carried=0.1, launches=100.0 * micro,
     )  # fmt: skip
 
