@@ -6,6 +6,7 @@ import importlib
 import os
 import subprocess
 import sys
+import threading
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -53,7 +54,11 @@ def _launch(told: Sequence[str]) -> None:
 
     run.config_from_args = forking
     sys.argv = ["foretrain", "run", "--nproc", "2", *told[1:]]
-    main()
+    try:
+        main()
+    finally:
+        # Another one in C++, where the interpreter ends, aborts the process.
+        assert [thread.name for thread in threading.enumerate()] == ["MainThread"]
 
 
 def _rank(*words: str) -> None:

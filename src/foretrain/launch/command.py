@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import signal
@@ -89,7 +90,7 @@ def launch(
     # DDP on gloo every second restart failed.
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     cleanup = ExitStack()
-    started = None
+    started = by_signal = None
     if elsewhere:
         os.environ[SERVERS] = servers or ""
     elif servers is not None:
@@ -116,13 +117,18 @@ def launch(
         sys.stderr.write(f"foretrain: rank {rank} (process {failure.pid}) {how} first; what it wrote says why\n")
         return failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
     except SignalException as error:
-        if started is not None and started.failure is not None:
-            raise started.failure from None
-        sys.stderr.write(f"foretrain: ended by {error.sigval.name}; all ranks have stopped\n")
-        return 128 + error.sigval
+        by_signal = error.sigval
     finally:
         cleanup.close()
-    return 0
+    if by_signal is None:
+        return 0
+    # torchrun leaves its keep-alive thread running, which ends with the objects of the launch. Where the interpreter
+    # ends while that thread is in C++, the process aborts.
+    gc.collect()
+    if started is not None and started.failure is not None:
+        raise started.failure
+    sys.stderr.write(f"foretrain: ended by {by_signal.name}; all ranks have stopped\n")
+    return 128 + by_signal
 
 
 def _launch_plainly(

@@ -25,6 +25,8 @@ from tests.plugins.torch.models import SMALL, WARMUP, pair, steps
 from tests.plugins.torch.ps.serving import KEY, servers
 
 STEPS = 12
+PATIENT = 120.0
+"""Seconds in which a server starts again, on a busy machine."""
 SEEDS = range(int(os.environ.get("FORETRAIN_KILLS", "2")))
 SCHEDULES = [SMALL, "tictac", "dear", "fifo"]
 """Those that push and pull apart, too."""
@@ -35,7 +37,7 @@ def trained(run, addresses, schedule, updates="workers"):
     os.environ[SECRET] = KEY.hex()
     model, optimizer = pair()
     transport = ParameterServer(addresses, updates)
-    with attach(model, optimizer, schedule, warmup=WARMUP, timeouts=Timeouts(peer=30), transport=transport):
+    with attach(model, optimizer, schedule, warmup=WARMUP, timeouts=Timeouts(peer=PATIENT), transport=transport):
         for step in steps(model, optimizer, STEPS):
             print(f"{run}: step {step}.", flush=True)
         print(f"{run}: step {STEPS}.", flush=True)
@@ -60,7 +62,7 @@ def counted(run, addresses, consistency):
     nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     options = {"transport": ParameterServer(addresses, consistency=consistency)}
-    with attach(model, optimizer, SMALL, warmup=WARMUP, timeouts=Timeouts(peer=30), **options):
+    with attach(model, optimizer, SMALL, warmup=WARMUP, timeouts=Timeouts(peer=PATIENT), **options):
         for step in range(STEPS):
             print(f"{run}: step {step}.", flush=True)
             chance = torch.Generator().manual_seed(100 * step + dist.get_rank())
@@ -118,7 +120,7 @@ def test_no_update_is_lost_or_applied_twice(ranks, expected, seed, monkeypatch, 
     schedule = SCHEDULES[seed % len(SCHEDULES)]
     gone = threading.Event()
     with (
-        Servers(ServerSpec(2 - seed % 2, 2, 30.0, restarts=2, **kept), gone.set) as beside,
+        Servers(ServerSpec(2 - seed % 2, 2, PATIENT, restarts=2, **kept), gone.set) as beside,
         Killer(run, beside, lambda: ranks.wrote(0), chance) as killer,
     ):
         found = ranks(trained, run, ",".join(beside.addresses), schedule, updates)
@@ -132,7 +134,7 @@ def test_each_update_counts_once_where_workers_go_apart(ranks, monkeypatch, tmp_
     with servers(2, 2) as (addresses, _):
         everything = ranks(counted, "no loss", addresses, consistency)
     gone, chance, run = threading.Event(), random.Random(consistency), f"killed, {consistency}"
-    wanted = ServerSpec(1, 2, 30.0, restarts=2, updates=True, snapshots=tmp_path, every=3)
+    wanted = ServerSpec(1, 2, PATIENT, restarts=2, updates=True, snapshots=tmp_path, every=3)
     with Servers(wanted, gone.set) as beside, Killer(run, beside, lambda: ranks.wrote(0), chance) as killer:
         found = ranks(counted, run, ",".join(beside.addresses), consistency)
     assert any(each in everything for each in found), killer.moments
@@ -141,7 +143,7 @@ def test_each_update_counts_once_where_workers_go_apart(ranks, monkeypatch, tmp_
 
 def test_without_snapshots_the_loss_is_told(job, monkeypatch):
     monkeypatch.setenv(SECRET, KEY.hex())
-    wanted, run, ranks = ServerSpec(1, 2, 30.0, restarts=1, updates=True), "without snapshots", job(2)
+    wanted, run, ranks = ServerSpec(1, 2, PATIENT, restarts=1, updates=True), "without snapshots", job(2)
     with Servers(wanted, threading.Event().set) as beside:
         killer = Killer(run, beside, lambda: ranks.wrote(0), random.Random(0))
         ranks(dist.is_initialized)  # which has a log from now on
