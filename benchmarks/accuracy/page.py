@@ -52,9 +52,9 @@ real GPU, reports 2.9 % and 8.5 % for runs of this kind. All runs: mean {all_err
 ## Which way forecasts lean
 
 Where errors of a kind of run have one sign, forecasts lack something. Pipelines of many micro-batches come out short
-where the host is the bound, probably as the scripts here do not repeat what a framework does once for each micro-batch,
-such as loading it. Context parallelism within a server took longer than is explained here: across servers, where the
-same code runs, forecasts are right to a few percent.
+where the host is the bound: something that the framework does once for each of them is not in the scripts here. Context
+parallelism within a server took longer than is explained here: across servers, where the same code runs, forecasts are
+right to a few percent.
 
 {layouts}
 
