@@ -254,6 +254,7 @@ def test_the_last_rank_gets_what_a_represented_rank_of_its_group_would_broadcast
     ended = simulate("dgx-h100:1", script)
     assert ended.numbers["live"] == [0, 3, 4, 7]  # rank 6, which broadcasts to rank 7, is represented by rank 4
     assert ended.lines == [{"length": 300}]
+    assert ended.err.count("starting again") == 1  # messages and the last rank were seen in one run
 
 
 def test_a_script_that_fails_by_objects_of_represented_ranks_runs_again_with_all() -> None:
