@@ -153,7 +153,7 @@ def serve(descriptor: int) -> None:
     gc.freeze()  # else a process that ends collects, and so copies, all of it
     while True:
         try:
-            function, arguments, folder, environment, files = channel.recv()
+            asked = channel.recv_bytes()
         except EOFError:
             return
         if not (pid := os.fork()):
@@ -162,6 +162,8 @@ def serve(descriptor: int) -> None:
         channel.send(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     end_with_parent()
     channel.close()
+    # Here, and not in the server: a function's module may start CUDA where it is imported, and forks of that have none.
+    function, arguments, folder, environment, files = pickle.loads(asked)
     for number, path in enumerate(files, 1):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, number)
