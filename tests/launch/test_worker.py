@@ -37,6 +37,7 @@ def test_the_script_sees_what_python_would_show_it(tmp_path, monkeypatch, capsys
     monkeypatch.setattr(sys, "argv", ["before"])
     monkeypatch.setattr(sys, "path", ["cwd", *sys.path])
     run_as_main(str(script), ["-x", "1"])
+    del sys.modules["neighbour"]
     assert capsys.readouterr().out.strip() == f"__main__ {[str(script), '-x', '1']} {tmp_path} neighbour {script}"
 
 

@@ -58,6 +58,8 @@ from foretrain.units import MILLISECOND, SECOND, Time, parse_rate, parse_time
 
 Congestion: TypeAlias = Literal["cubic", "bbr", "reno"]
 """TCP congestion control on the lab's routes; None leaves the machine's default."""
+_OPENING = 60.0
+"""Seconds that the kernel may take until new links carry packets."""
 
 QUEUE: Time = 8 * MILLISECOND
 _PLAIN = Conditions()
@@ -135,6 +137,7 @@ class Lab:
                     _create(lab)
                 _configure(name, lab.hosts, congestion, one_by_one=not conditions.plain)
                 _apply(lab.hosts, shape)
+                _await_links(name, lab.hosts)
                 lab._start_flows(shape)
             except BaseException:
                 with uninterrupted():
@@ -380,6 +383,20 @@ def _apply(hosts: Sequence[LabHost], shape: _Shape) -> None:
                 mark_waiting(switch, port_of(host), ROOT, host.namespace, host.interface, longest)
         if conditions.burst > 1 and conditions.loses(host.index):
             lose_bursts(switch, port_of(host), ROOT, NOWHERE, conditions.loss, conditions.burst)
+
+
+def _await_links(name: str, hosts: Sequence[LabHost]) -> None:
+    """Wait until all links carry packets: a thread of the kernel opens them, and what is sent before that is lost."""
+    deadline = time.monotonic() + _OPENING
+    closed = {switch_of(name): {port_of(host) for host in hosts}, **{host.namespace: {host.interface} for host in hosts}}
+    while closed:
+        for namespace, interfaces in tuple(closed.items()):
+            links = iproute.links(namespace)
+            if all(links[interface]["operstate"] == "UP" for interface in interfaces):
+                del closed[namespace]
+        if closed and time.monotonic() > deadline:
+            raise LabError(f"links of {', '.join(closed)} do not open within {_OPENING:g} s; see: foretrain lab status")
+        time.sleep(0.01 if closed else 0)
 
 
 def _delete(name: str) -> None:
