@@ -388,7 +388,7 @@ def _apply(hosts: Sequence[LabHost], shape: _Shape) -> None:
 def _await_links(name: str, hosts: Sequence[LabHost]) -> None:
     """Wait until all links carry packets: a thread of the kernel opens them, and what is sent before that is lost."""
     deadline = time.monotonic() + _OPENING
-    closed = {switch_of(name): {port_of(host) for host in hosts}, **{host.namespace: {host.interface} for host in hosts}}
+    closed = {host.namespace: {host.interface} for host in hosts} | {switch_of(name): set(map(port_of, hosts))}
     while closed:
         for namespace, interfaces in tuple(closed.items()):
             links = iproute.links(namespace)
