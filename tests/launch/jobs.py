@@ -147,7 +147,19 @@ def trained(model: nn.Module, *optimizers: torch.optim.Optimizer, count: int = S
 
 def longer() -> nn.Module:
     """Train for as many steps as an adviser observes, and some."""
-    return trained(wrapped(), count=13)
+    return trained(wrapped(gradient_as_bucket_view=True), count=13)
+
+
+def bucketed() -> list[str]:
+    """The policies that wrappers follow by their arguments."""
+    from foretrain.launch.ddp_adviser import buckets_of
+
+    options = (
+        {},
+        {"bucket_cap_mb": 4, "find_unused_parameters": True},
+        {"bucket_cap_mb_list": [1, 8], "find_unused_parameters": True, "static_graph": True},
+    )
+    return [str(buckets_of(wrapped(**each))) for each in options]
 
 
 def hooked(hook: str, state: object = None) -> nn.Module:

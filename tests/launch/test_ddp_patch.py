@@ -125,6 +125,12 @@ def test_an_adviser_leaves_training_as_it_is_and_says_which_buckets_are_best(ran
             assert "--advise only observes it" in lines[0]
             assert lines[1].startswith("foretrain: 10 steps of Sequential observed on 2 workers @")
             assert any("bucket_cap_mb_list=[" in line for line in lines)
+            assert any("gradient_as_bucket_view=True is set already" in line for line in lines)
+
+
+def test_an_adviser_knows_the_arguments_that_a_script_gives(ranks):
+    for found in ranks(jobs.bucketed):
+        assert found == ["ddp", "ddp(bucket=4MiB, first=4MiB, find_unused=1)", "ddp(buckets=[1MiB, 8MiB])"]
 
 
 def test_summary(ranks):

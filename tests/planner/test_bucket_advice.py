@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretrain.network import Cluster
-from foretrain.planner.bucket_advice import advise_buckets, best_buckets, caps_in_mib
+from foretrain.planner.bucket_advice import advise_buckets, best_buckets, best_caps, caps_in_mib
 from foretrain.schedule import Job, Spec, spec
 from foretrain.schedule.window import by_size
 from foretrain.simulation import simulate
@@ -86,8 +86,63 @@ def test_one_bucket_of_everything_gains_by_a_list():
     assert any(f"bucket_cap_mb_list={list(advice.cap_list)}" in line for line in advice.lines)
 
 
+def test_one_size_is_the_first_buckets_too_as_in_torch():
+    # A first bucket of 1 MiB and all else in a second would be best, and no single size gives that.
+    workload = layered((MILLISECOND,) * 4, (MILLISECOND,) * 4, (1 << 20, 1 << 20, 1 << 20, 1 << 20))
+    advice = advise_buckets(workload, Cluster(2, up=1e10, down=1e10, latency=0, overhead=2 * MILLISECOND))
+    used = advice.single.schedule.settings
+    assert used["bucket"] == used["first"] == advice.cap * (1 << 20)
+    assert advice.single.time == simulate(workload, advice.single.place, advice.single.schedule).iteration_time
+
+
+@given(workloads(most=5), st.booleans())
+def test_a_single_size_is_the_best_of_all_sizes_by_its_end(workload, unused):
+    job = job_on(workload, RING)
+    order = range(len(job.tasks)) if unused else job.by_release
+
+    def end(cap: float) -> int:
+        cut = by_size(order, job.tasks, [int(cap * (1 << 20))])
+        return end_of(job, cut[::-1] if unused else cut)
+
+    found = best_caps(job, unused)
+    assert [end(cap) for cap in found] == sorted(end(cap) for cap in found)
+    assert end(found[0]) <= min(map(end, (0.01, 0.1, 1, 10, 25, 100, 1000)))
+
+
+def test_gains_are_over_the_arguments_that_a_script_gives():
+    layers = 20
+    workload = layered((MILLISECOND,) * layers, (2 * MILLISECOND,) * layers, (1_000_000,) * layers)
+    usual = advise_buckets(workload, RING)
+    best = advise_buckets(workload, RING, present=usual.listed.schedule, copies=False)
+    assert best.gain(best.listed) == 0
+    assert best.recommended is best.present
+    assert any("is set already" in line for line in best.lines)
+
+
+def test_where_unused_parameters_are_looked_for_buckets_are_cut_from_the_other_end():
+    sizes = (3 << 20, 1 << 20, 2 << 20, 5 << 20)
+    workload = layered((MILLISECOND,) * 4, (MILLISECOND,) * 4, sizes)
+    advice = advise_buckets(workload, RING, present=spec("ddp(find_unused=1)"))
+    assert advice.listed.schedule.settings["find_unused"] == 1
+    job = job_on(workload, RING)
+    cut = by_size(range(4), job.tasks, [int(cap * (1 << 20)) for cap in advice.cap_list])
+    assert [list(bucket)[::-1] for bucket in cut[::-1]] == best_buckets(job)
+
+
+def test_halved_gradients_travel_in_the_listed_buckets():
+    layers = 20
+    workload = layered((MILLISECOND,) * layers, (2 * MILLISECOND,) * layers, (1_000_000,) * layers)
+    advice = advise_buckets(workload, RING)
+    assert advice.half is not None
+
+    def cut(workload, plan):
+        return [[p.task for p in chunk.pieces] for chunk in by_step(simulate(workload, RING, plan).log)[1]]
+
+    assert cut(advice.half.workload, advice.half.schedule) == cut(workload, advice.listed.schedule)
+
+
 def test_where_the_link_is_free_the_defaults_stay():
     workload = layered((MILLISECOND,) * 4, (MILLISECOND,) * 4, (1000,) * 4)
     advice = advise_buckets(workload, Cluster(2, up=1e12, down=1e12, latency=0, overhead=0))
-    assert advice.recommended is advice.default
-    assert advice.lines[-1].startswith("Keep DDP's own buckets")
+    assert advice.recommended is advice.present
+    assert advice.lines[-1].startswith("Keep DDP's buckets as they are")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -22,11 +23,27 @@ from foretrain.planner.candidate_search import cluster_of
 from foretrain.planner.choice import usual
 from foretrain.plugins.torch.hooks import after_forward, before_forward, parameter_modules
 from foretrain.plugins.torch.process_groups import ControlGroup
+from foretrain.schedule import Spec
 from foretrain.units import NANOSECOND
 from foretrain.workload.recorder import stopwatch
 
 STEPS = 10
 """Steps that are observed; the first does not count."""
+
+
+_SMALLEST, _LARGEST = 1 << 10, 1 << 34
+
+
+def buckets_of(wrapper: DistributedDataParallel) -> Spec:
+    """Return the policy that ``wrapper`` follows by its arguments."""
+    knobs: dict[str, Any] = {}
+    if caps := wrapper.bucket_bytes_cap_list:
+        knobs["buckets"] = tuple(min(max(1, cap), _LARGEST) for cap in caps)
+    elif not wrapper.bucket_bytes_cap_default:
+        knobs["bucket"] = knobs["first"] = min(max(_SMALLEST, wrapper.bucket_bytes_cap), _LARGEST)
+    if wrapper.find_unused_parameters and not wrapper.static_graph:
+        knobs["find_unused"] = 1
+    return Spec("ddp", knobs)
 
 
 class DdpAdviser:
@@ -43,6 +60,7 @@ class DdpAdviser:
         self._model: nn.Module = wrapper.module
         assert wrapper.process_group is not None
         self._group = wrapper.process_group
+        self._present, self._copies = buckets_of(wrapper), not wrapper.gradient_as_bucket_view
         self._named = [(name, p) for name, p in self._model.named_parameters() if p.requires_grad and p.numel()]
         self._own = {parameter for _, parameter in self._named}
         self._device = self._named[0][1].device
@@ -90,7 +108,9 @@ class DdpAdviser:
         workload = workload_of(seen, names, sizes, type(self._model).__name__, where)
         crowding = seen.crowding / 1000
         place = cluster_of(control.cost(crowding), control.ranks)
-        self.advice = advise_buckets(workload, place, doubt=usual(place, crowding))
+        self.advice = advise_buckets(
+            workload, place, present=self._present, copies=self._copies, doubt=usual(place, crowding)
+        )
         return [f"{self.steps} steps of {type(self._model).__name__} observed on {place}", *self.advice.lines]
 
     # ── from the hooks ──

@@ -22,6 +22,7 @@ from foretrain.network import Place, cluster
 from foretrain.planner.candidate_search import Candidate, Setting, compressed, halvable, streaming
 from foretrain.planner.choice import GainUncertainty, uncertainty, usual
 from foretrain.schedule import Job, Spec
+from foretrain.schedule.window import by_size
 from foretrain.simulation.simulation import job_on
 from foretrain.units import SECOND, Time, format_size, format_time, to_seconds
 from foretrain.workload.step import Workload
@@ -29,6 +30,10 @@ from foretrain.workload.step import Workload
 _MIB = 1 << 20
 _WORTH = 0.01
 """A smaller gain is not worth a changed argument."""
+_CAPS = [digits * 10.0**power for power in range(-2, 4) for digits in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8)]
+"""Values of ``bucket_cap_mb`` that are tried; what lies between cuts hardly otherwise."""
+_SIMULATED = 4
+"""How many of them, by how early they end."""
 
 
 def best_buckets(job: Job) -> list[list[int]]:
@@ -102,22 +107,50 @@ def caps_in_mib(sizes: Sequence[Sequence[int]]) -> list[float]:
     return caps
 
 
+def best_list(job: Job, unused: bool = False) -> list[float]:
+    """Return the ``bucket_cap_mb_list`` that cuts into the best buckets.
+
+    Args:
+        job: what is exchanged.
+        unused: whether DDP looks for unused parameters, and so cuts in the order of registration. That is the reverse
+            of the order of release, or nearly so.
+    """
+    sizes = [[job.tasks[task].size for task in bucket] for bucket in best_buckets(job)]
+    return caps_in_mib([bucket[::-1] for bucket in sizes[::-1]] if unused else sizes)
+
+
+def best_caps(job: Job, unused: bool = False) -> list[float]:
+    """Return the values of ``bucket_cap_mb`` that end the exchange first, the best first, one for each way to cut.
+
+    Args:
+        job: what is exchanged.
+        unused: as of `best_list`.
+    """
+    order = range(len(job.tasks)) if unused else job.by_release
+    ends: dict[tuple[tuple[int, ...], ...], tuple[Time, float]] = {}
+    for cap in sorted(_CAPS, key=lambda cap: (len(f"{cap:g}"), cap)):  # of those that cut alike the roundest
+        buckets = tuple(by_size(order, job.tasks, [int(cap * _MIB)]))
+        if buckets not in ends:
+            ends[buckets] = (_end(job, buckets[::-1] if unused else buckets), cap)
+    return [cap for _, cap in sorted(ends.values())[:_SIMULATED]]
+
+
 @dataclass(frozen=True, slots=True)
 class BucketAdvice:
     """DistributedDataParallel with other arguments, forecast.
 
     Attributes:
-        default: with its own bucket size, 25 MiB after a first bucket of 1 MiB.
-        single: with its best ``bucket_cap_mb``.
+        present: as it is; by default with buckets of 25 MiB after a first one of 1 MiB.
+        single: with its best ``bucket_cap_mb``, which is also the first bucket's.
         listed: with its best ``bucket_cap_mb_list``.
         cap_list: that list, MiB.
-        half: with the best list and the fp16 hook; None where gradients have two bytes already.
-        uncertainty: one standard deviation of the gain of ``listed`` over ``default``, as a share.
+        half: with that list and the fp16 hook; None where gradients have two bytes already.
+        uncertainty: one standard deviation of the gain of ``listed`` over ``present``, as a share.
         copy: what copying gradients into buckets takes, which ``gradient_as_bucket_view=True`` saves; ps.
         size: bytes of memory that it saves.
     """
 
-    default: Candidate
+    present: Candidate
     single: Candidate
     listed: Candidate
     cap_list: tuple[float, ...]
@@ -127,28 +160,28 @@ class BucketAdvice:
     size: int
 
     def gain(self, one: Candidate) -> float:
-        """Return the forecast gain of ``one`` over DDP's defaults: 0.05 is 5 % more iterations in the same time."""
-        return _time(self.default) / _time(one) - 1
+        """Return the forecast gain of ``one`` over DDP as it is: 0.05 is 5 % more iterations in the same time."""
+        return _time(self.present) / _time(one) - 1
 
     @property
     def cap(self) -> float:
         """Return the best ``bucket_cap_mb``."""
-        return round(self.single.schedule.settings["bucket"] / _MIB, 2)
+        return round(self.single.schedule.settings["bucket"] / _MIB, 3)
 
     @property
     def recommended(self) -> Candidate:
-        """Return the simplest within a hundredth of the fastest, or the default where no gain is certain."""
+        """Return the simplest within a hundredth of the fastest, or DDP as it is where no gain is certain."""
         worth = max(_WORTH, self.uncertainty)
         ranked = [one for one in (self.single, self.listed) if self.gain(one) > worth]
         if not ranked:
-            return self.default
+            return self.present
         least = min(map(_time, ranked))
         return next(one for one in ranked if _time(one) <= least * (1 + _WORTH))
 
     @property
     def lines(self) -> list[str]:
         """Return lines for people: the arguments to write, their gains, and what other options would bring."""
-        found = [f"DDP as it is takes {format_time(_time(self.default))} an iteration; with other arguments, forecast:"]
+        found = [f"DDP as it is takes {format_time(_time(self.present))} an iteration; with other arguments, forecast:"]
         for one, text in (
             (self.single, f"bucket_cap_mb={self.cap:g}"),
             (self.listed, f"bucket_cap_mb_list={list(self.cap_list)}"),
@@ -156,8 +189,11 @@ class BucketAdvice:
             found.append(f"  {self._gain(one)}  {text}")
         if self.half is not None:
             found.append(f"  {self._gain(self.half)}  the list and register_comm_hook(None, fp16_compress_hook), lossy")
-        view = f"gradient_as_bucket_view=True saves {format_size(self.size)} of memory and {format_time(self.copy)} of "
-        found.append(f"{view}copying; static_graph=True saves the search for unused parameters, if you ask for it.")
+        view = f"saves {format_size(self.size)} of memory and {format_time(self.copy)} of copying"
+        found.append(
+            f"gradient_as_bucket_view=True {view if self.size else 'is set already'};"
+            " static_graph=True saves the search for unused parameters, if you ask for it."
+        )
         found.append(self._verdict())
         return found
 
@@ -170,7 +206,7 @@ class BucketAdvice:
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, times in seconds, for JSON."""
         return {
-            "default": to_seconds(_time(self.default)),
+            "present": to_seconds(_time(self.present)),
             "bucket_cap_mb": self.cap,
             "single": to_seconds(_time(self.single)),
             "bucket_cap_mb_list": list(self.cap_list),
@@ -183,7 +219,7 @@ class BucketAdvice:
     def line(self) -> str:
         """Return one line for people: what those who keep DDP should write."""
         chosen = self.recommended
-        if chosen is self.default:
+        if chosen is self.present:
             return f"if you keep DDP: no other bucket sizes promise a certain gain (± {self.uncertainty:.1%})"
         what = f"bucket_cap_mb={self.cap:g}" if chosen is self.single else f"bucket_cap_mb_list={list(self.cap_list)}"
         time = format_time(_time(chosen))
@@ -191,42 +227,54 @@ class BucketAdvice:
 
     def _verdict(self) -> str:
         chosen = self.recommended
-        if chosen is self.default:
-            return "Keep DDP's own buckets: no other promises a certain gain."
+        if chosen is self.present:
+            return "Keep DDP's buckets as they are: no others promise a certain gain."
         if chosen is self.single:
             return f"Write DistributedDataParallel(model, bucket_cap_mb={self.cap:g}); a list gains no more."
         return f"Write DistributedDataParallel(model, bucket_cap_mb_list={list(self.cap_list)})."
 
 
-def advise_buckets(workload: Workload, where: str | Place, *, doubt: GainUncertainty | None = None) -> BucketAdvice:
+def advise_buckets(
+    workload: Workload,
+    where: str | Place,
+    *,
+    present: Spec | None = None,
+    copies: bool = True,
+    doubt: GainUncertainty | None = None,
+) -> BucketAdvice:
     """Forecast DistributedDataParallel with its best arguments.
 
     Args:
         workload: one worker's step.
         where: a cluster or its notation; gradients are all-reduced there.
+        present: DDP as it is, by default with its default buckets.
+        copies: whether it copies gradients into buckets.
         doubt: of the forecasts; by default as far as ours were off.
     """
     place = cluster(where)
-    setting = Setting(workload, place)
-    default, single = setting.candidate(Spec("ddp")), setting.baseline()
-    caps = _caps(job_on(workload, place))
-    listed = min(setting.candidate(_as_list(caps)), single, key=_time)
+    setting, job = Setting(workload, place), job_on(workload, place)
+    now = setting.candidate(present or Spec("ddp"))
+    unused = int(now.schedule.settings["find_unused"])
+
+    def ddp(**knobs: Any) -> Spec:
+        return Spec("ddp", {**knobs, "find_unused": unused} if unused else knobs)
+
+    capped = (int(cap * _MIB) for cap in best_caps(job, bool(unused)))
+    single = min((setting.candidate(ddp(bucket=cap, first=cap)) for cap in capped), key=_time)
+    caps = best_list(job, bool(unused))
+    listed = setting.candidate(ddp(buckets=tuple(max(1, int(cap * _MIB)) for cap in caps)))
+    if _time(single) < _time(listed):
+        caps, listed = [single.schedule.settings["bucket"] / _MIB], single
     half = None
     if halvable(workload):
+        # DDP cuts gradients of four bytes, of which two are sent.
+        cuts = tuple(max(1, int(cap * _MIB / 2)) for cap in caps)
         narrow = Setting(compressed(workload, "fp16", streaming(place)), place, "fp16")
-        half = narrow.candidate(_as_list(_caps(job_on(narrow.workload, place))))
+        half = narrow.candidate(ddp(buckets=cuts))
     doubt = doubt or usual(place)
-    spread = uncertainty(default, listed, (doubt, doubt)) if listed is not default else 0.0
+    spread = uncertainty(now, listed, (doubt, doubt))
     copy = round(4 * workload.size / streaming(place) * SECOND)  # read and written, into the bucket and back
-    return BucketAdvice(default, single, listed, tuple(caps), half, spread, copy, workload.size)
-
-
-def _caps(job: Job) -> list[float]:
-    return caps_in_mib([[job.tasks[task].size for task in bucket] for bucket in best_buckets(job)])
-
-
-def _as_list(caps: Sequence[float]) -> Spec:
-    return Spec("ddp", {"buckets": tuple(max(1, int(cap * _MIB)) for cap in caps)})
+    return BucketAdvice(now, single, listed, tuple(caps), half, spread, copy * copies, workload.size * copies)
 
 
 def _time(one: Candidate) -> Time:
