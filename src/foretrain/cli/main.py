@@ -66,35 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
     try:
-        if arguments in (["--version"], ["-V"]):
-            sys.stdout.write(f"foretrain {__version__}\n")
-            sys.stdout.flush()
-            return
-        if arguments in ([], ["-h"], ["--help"]):
-            sys.stdout.write(_overview())
-            sys.stdout.flush()
-            return
-        if os.environ.get("NO_COLOR"):
-            tyro._experimental_options["ansi_codes"] = False  # pyright: ignore[reportPrivateUsage], rich knows itself
-        if _wants_help(arguments) and not sys.stdout.isatty():
-            os.environ.setdefault("COLUMNS", _HELP_WIDTH)
-        elif arguments[0] not in _RUN_SCRIPTS:
-            widen_piped_output()
-        if arguments[:1] == ["run"]:
-            run_command(arguments[1:])
-            return
-        arguments, quiet = _without_quiet(arguments)
-        alone = json_alone_on_stdout(quiet=quiet) if quiet or _wants_json_alone(arguments) else nullcontext()
-        with _terminable(), alone:
-            if arguments[:1] == ["simulate"]:
-                simulate_command(arguments[1:])
-                return
-            if arguments[:1] == ["search"]:
-                search_command(arguments[1:])
-                return
-            options = {"prog": "foretrain", "config": (tyro.conf.OmitArgPrefixes,), "registry": ARGUMENT_TYPES}
-            parse = partial(_parser(arguments[0]).cli, **options)
-            parsed(lambda words: parse(args=words), arguments)()
+        try:
+            _run(arguments)
+        except SystemExit:
+            sys.stdout.flush()  # of help; where it cannot be written, that is told as of all else
+            raise
     except ForetrainError as error:
         sys.stderr.write(f"foretrain: {error}\n")
         sys.exit(2)
@@ -120,6 +96,39 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # What is left in the buffer would be written, and fail, once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
         sys.exit(1)
+
+
+def _run(arguments: list[str]) -> None:
+    """Run the command and let its errors through."""
+    if arguments in (["--version"], ["-V"]):
+        sys.stdout.write(f"foretrain {__version__}\n")
+        sys.stdout.flush()
+        return
+    if arguments in ([], ["-h"], ["--help"]):
+        sys.stdout.write(_overview())
+        sys.stdout.flush()
+        return
+    if os.environ.get("NO_COLOR"):
+        tyro._experimental_options["ansi_codes"] = False  # pyright: ignore[reportPrivateUsage], rich knows itself
+    if _wants_help(arguments) and not sys.stdout.isatty():
+        os.environ.setdefault("COLUMNS", _HELP_WIDTH)
+    elif arguments[0] not in _RUN_SCRIPTS:
+        widen_piped_output()
+    if arguments[:1] == ["run"]:
+        run_command(arguments[1:])
+        return
+    arguments, quiet = _without_quiet(arguments)
+    alone = json_alone_on_stdout(quiet=quiet) if quiet or _wants_json_alone(arguments) else nullcontext()
+    with _terminable(), alone:
+        if arguments[:1] == ["simulate"]:
+            simulate_command(arguments[1:])
+            return
+        if arguments[:1] == ["search"]:
+            search_command(arguments[1:])
+            return
+        options = {"prog": "foretrain", "config": (tyro.conf.OmitArgPrefixes,), "registry": ARGUMENT_TYPES}
+        parse = partial(_parser(arguments[0]).cli, **options)
+        parsed(lambda words: parse(args=words), arguments)()
 
 
 def _commands() -> Iterator[tuple[str, str, str, Callable[..., None] | ModuleType]]:

@@ -4,12 +4,14 @@ A simulation has started one process for each rank already, and each of them run
 where the script would ``spawn`` a process for each GPU of its server, a rank becomes the one of its own GPU.
 
 All other processes that the script starts are interpreters without a simulated GPU (or, forked, with one whose log
-nobody reads). Those that prepare data need none, and no rank's clock counts their work. One that is to train on a GPU
-gets an error that says what to do instead.
+nobody reads). Those that prepare data need none, and no rank's clock counts their work. They are forked unless the
+script chooses another way, also since Python 3.14, whose own choice imports the script anew, without a GPU. One that is
+to train on a GPU gets an error that says what to do instead.
 """
 
 from __future__ import annotations
 
+import multiprocessing.context
 import os
 import shlex
 import sys
@@ -65,8 +67,10 @@ class WithoutGpu:
 
 
 def install_child_guard() -> None:
-    """Make processes that the script starts refuse to use a GPU."""
+    """Make processes that the script starts refuse to use a GPU, and fork them where it does not choose how."""
     start, owner = BaseProcess.start, os.getpid()
+    ways: Any = multiprocessing.context
+    put(ways._default_context, _default_context=ways._concrete_contexts["fork"])
 
     def guarded(self: Any) -> None:
         target = self._target
