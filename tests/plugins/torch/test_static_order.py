@@ -5,8 +5,7 @@ import threading
 import torch
 import torch.distributed as dist
 
-from foretrain.comm.collectives.executor import signature
-from foretrain.comm.coordinator.protocol import CollectiveCommand
+from foretrain.comm.coordinator.protocol import CollectiveCommand, pack
 from foretrain.plugins.torch.static_order import StaticOrder
 from foretrain.plugins.torch.streams import HostStreams
 from foretrain.tasks import Chunk, Piece, Task
@@ -59,4 +58,4 @@ def test_a_rank_that_is_two_rounds_ahead_changes_nothing(ranks):
 
 
 def test_orders_that_send_different_bytes_differ():
-    assert signature(CollectiveCommand(0, CHUNK)) != signature(CollectiveCommand(0, CHUNK, frozenset({0})))
+    assert pack(CollectiveCommand(0, CHUNK)) != pack(CollectiveCommand(0, CHUNK, frozenset({0})))

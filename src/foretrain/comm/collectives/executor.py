@@ -8,7 +8,6 @@ torch.distributed, `HostExecutor` to collectives on plain buffers.
 from __future__ import annotations
 
 import hashlib
-import struct
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -26,7 +25,7 @@ from foretrain.comm.bounded import Hint
 from foretrain.comm.bounded.ledger import Ledger
 from foretrain.comm.buffers import BufferSlice, HostGradients
 from foretrain.comm.control_plane import ControlPlane
-from foretrain.comm.coordinator.protocol import CollectiveCommand
+from foretrain.comm.coordinator.protocol import CollectiveCommand, pack
 from foretrain.comm.event_loop import FAILURE_GRACE, POLL_INTERVAL
 from foretrain.comm.ps.placement import Dtype
 from foretrain.comm.run_trace import CommRecord
@@ -92,7 +91,8 @@ class CollectiveExecutor(ABC, Generic[WorkT]):
         if command.sequence != self.sequence:
             raise ScheduleError(f"command {command.sequence} came where {self.sequence} was due")
         self.sequence += 1
-        self._digest.update(signature(command))
+        operation, pieces = pack(command)
+        self._digest.update(operation.to_bytes() + pieces)
         self._in_flight.append(command)
         issued = time.perf_counter_ns()
         work, mark = self._issue(command), None
@@ -316,16 +316,6 @@ def series(control: ControlPlane, collectives: Collectives, size: int, count: in
     for work in works:
         work.wait()
     return (time.perf_counter_ns() - began) / count
-
-
-def signature(command: CollectiveCommand) -> bytes:
-    """Return what all ranks must have in common of ``command``, for a hash; tasks by number."""
-    numbers = [
-        n
-        for piece in command.chunk.pieces
-        for n in (piece.task, piece.offset, piece.size, piece.task in command.unused)
-    ]
-    return command.chunk.op.encode() + struct.pack(f"<{len(numbers)}q", *numbers)
 
 
 def describe(chunk: Chunk, tasks: Sequence[Task]) -> str:

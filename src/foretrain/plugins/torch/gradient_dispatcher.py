@@ -195,10 +195,10 @@ class GradientDispatcher:
         self._updates.wait_free(task)
         if self._is_sum(task):
             # The last sum was not cleared: add the new gradient to it, as autograd would in .grad.
-            view.add_(gradient.detach())
+            view.add_(gradient)
             view.mul_(self._share)
         else:
-            torch.mul(gradient.detach(), self._share, out=view)
+            torch.mul(gradient, self._share, out=view)
 
     def _is_sum(self, task: int) -> bool:
         """Return whether a landed task's buffer is its parameter's gradient."""

@@ -186,7 +186,7 @@ class ProcessGroupExecutor(CollectiveExecutor[list[_Work]]):
         # A reduce-scatter sends unused tasks as well; see `_scatter`.
         whole = chunk.op != "all_reduce"
         used = [piece.task for piece in chunk.pieces if whole or piece.task not in command.unused]
-        with torch.no_grad(), self._streams.issuing(used):
+        with self._streams.issuing(used):
             return self._begin(command)
 
     def _begin(self, command: CollectiveCommand) -> list[_Work]:
@@ -246,7 +246,7 @@ class ProcessGroupExecutor(CollectiveExecutor[list[_Work]]):
         return [list(places) for _, places in groupby(self._gradients.runs(pieces), lambda place: place.buffer)]
 
     def _arrive(self, command: CollectiveCommand, work: list[_Work]) -> torch.cuda.Event | None:
-        with torch.no_grad(), self._streams.arriving():
+        with self._streams.arriving():
             for each, unpack in work:
                 self._operations.finish(each, self._check_open)
                 if unpack:

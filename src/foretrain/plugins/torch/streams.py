@@ -34,6 +34,7 @@ from foretrain.comm.event_loop import FAILURE_GRACE, POLL_INTERVAL
 from foretrain.errors import PeerLost
 
 logger = logging.getLogger("foretrain")
+_INTERVAL = timedelta(seconds=POLL_INTERVAL)
 
 
 class HostStreams:
@@ -213,7 +214,7 @@ def finish(work: dist.Work | None, check: Callable[[], None], *, enqueues: bool,
     if enqueues:
         work.wait()
         return
-    while _error(work, timedelta(seconds=POLL_INTERVAL)) is not None:
+    while _error(work, _INTERVAL) is not None:
         check()
         if work.is_completed() and (problem := _error(work)) is not None:
             deadline = time.monotonic() + grace
