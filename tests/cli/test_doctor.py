@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from foretrain.cli import main
+from foretrain.doctor.facts import HostFacts
 from tests.doctor.test_session import addresses
 from tests.processes import foretrain, started
 
@@ -36,6 +37,15 @@ def test_one_host(capsys):
     shown = capsys.readouterr().out
     for word in ("C++ compiler", "OMP_NUM_THREADS", "127.0.0.1", "gloo takes", "NCCL takes", "what it is for"):
         assert word in shown
+
+
+def test_without_torch_nothing_is_said_of_what_only_torch_knows(monkeypatch, capsys):
+    facts = HostFacts("host", {"torch": None}, built=True)
+    monkeypatch.setattr("foretrain.doctor.facts.host_facts", lambda built: facts)
+    main(["doctor"])
+    rows = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+    assert ["simulated", "GPU", "needs torch"] in [[word.strip() for word in row] for row in rows]
+    assert ["GPUs", "not", "looked for without torch"] in [[word.strip() for word in row] for row in rows]
 
 
 def test_a_host_that_does_not_answer_makes_the_status_1(tmp_path, monkeypatch, capsys):

@@ -167,14 +167,16 @@ def _host_tables(hosts: Mapping[int, HostFacts]) -> Sequence[Table]:
         tested = "" if package != "torch" or not number else ", tested" if was_tested(number) else ", not tested"
         made.add_row(package, f"{number or 'not installed'}{tested}")
     made.add_row("C++ compiler", facts.compiler or "none")
-    made.add_row("simulated GPU", "compiled" if facts.built else "to be compiled on first use")
+    torch = facts.versions.get("torch")
+    built = "compiled" if facts.built else "to be compiled on first use"
+    made.add_row("simulated GPU", built if torch else "needs torch")
     made.add_row("foretrain lab", f"lacks {', '.join(facts.lab_lacks)}" if facts.lab_lacks else "can be built")
     share = (
         f", {facts.cores / facts.local_ranks:.3g} for each of {facts.local_ranks} ranks" if facts.local_ranks else ""
     )
     made.add_row("cores", f"{facts.cores}{share}")
     made.add_row("OMP_NUM_THREADS", facts.threads or "not set")
-    made.add_row("GPUs", ", ".join(facts.gpus) or "none that torch sees")
+    made.add_row("GPUs", ", ".join(facts.gpus) or ("none that torch sees" if torch else "not looked for without torch"))
     for one in facts.interfaces:
         speed = format_rate(one.speed) if one.speed else "speed unknown"
         made.add_row(one.name, f"{', '.join(one.addresses)}; {speed}")

@@ -147,7 +147,8 @@ def _launch_plainly(
     plain = LaunchSettings(settings.schedule, transport=transport)
     for field in ("compression", "timeouts", "transport", "tune", "advise"):
         if (value := getattr(settings, field)) != getattr(plain, field):
-            remedy = "install torch, or leave it out and say it to foretrain.Session"
+            says = "leave it out" if field == "advise" else "leave it out and say it to foretrain.Session"
+            remedy = f"install torch, or {says}"
             raise ConfigError(field, value, "is for DistributedDataParallel, which comes with PyTorch", remedy)
     if nodes.count > 1:
         _check_nodes(nodes.count, servers)
