@@ -51,6 +51,8 @@ def test_every_command_has_help_and_answers_what_is_mistyped_or_missing(capsys):
     for name in set(names) - COMPLETE:
         assert refused([name], capsys).strip(), name
     assert "did you mean 'compare'" in refused(["comparee"], capsys)
+    assert "lab command: 'compar' is unknown; did you mean 'compare'" in refused(["lab", "compar"], capsys)
+    assert "known: list, show" in refused(["topology"], capsys)
     assert "option: '--clustr' is unknown; did you mean '--cluster'" in refused(
         ["bound", "vgg16", "--clustr=a"], capsys
     )
@@ -98,6 +100,9 @@ def test_without_a_terminal_no_line_is_cut_and_nothing_is_coloured():
     shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     assert "\x1b" not in shown
     assert max(map(len, shown.splitlines())) > 120
+    assert any(
+        line.startswith("speed-up: over") and line.rstrip().endswith("of the GPU") for line in shown.splitlines()
+    )
     (advice,) = (line for line in shown.splitlines() if "orth it" in line)
     assert shown.splitlines()[-1] == advice or "if you keep DDP" in shown
 

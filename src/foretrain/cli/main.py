@@ -127,7 +127,7 @@ def _run(arguments: list[str]) -> None:
             search_command(arguments[1:])
             return
         options = {"prog": "foretrain", "config": (tyro.conf.OmitArgPrefixes,), "registry": ARGUMENT_TYPES}
-        parse = partial(_parser(arguments[0]).cli, **options)
+        parse = partial(_parser(arguments).cli, **options)
         parsed(lambda words: parse(args=words), arguments)()
 
 
@@ -152,8 +152,8 @@ def _overview() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _parser(asked: str) -> SubcommandApp:
-    """Return the parser of all commands; refuse one that does not exist."""
+def _parser(words: Sequence[str]) -> SubcommandApp:
+    """Return the parser of all commands; refuse ``words`` that begin with none of them."""
     app, names = SubcommandApp(), []
     for _, name, _, there in _commands():
         names.append(name)
@@ -162,10 +162,12 @@ def _parser(asked: str) -> SubcommandApp:
             for each, command in there.COMMANDS.items():
                 subcommands.command(_deferred(command), name=each)
             app.command(subcommands, name=name, help=there.HELP)
+            if words[:1] == [name] and not _wants_help(words[:2]) and (words[1:2] or [""])[0] not in there.COMMANDS:
+                raise unknown(f"{name} command", (words[1:2] or [""])[0], there.COMMANDS)
         else:
             app.command(_deferred(there))
-    if asked not in names:
-        raise unknown("command", asked, names)
+    if words[0] not in names:
+        raise unknown("command", words[0], names)
     return app
 
 

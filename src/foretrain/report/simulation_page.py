@@ -180,7 +180,7 @@ def memory(found: SimulationFindings) -> Figure:
             hovertemplate=f"%{{y}}<br>{kind}: %{{x:.2f}} GiB",
         )
     usable = found.done.usable / 2**30
-    label = f"{usable:.1f} GiB there are"
+    label = f"limit {usable:.1f} GiB"
     figure.add_line(x=usable, color="#b91c1c", width=2, label=label, side="right")
     most = max(usable, *(rank.memory.reserved / 2**30 for rank in ranks))
     return figure.update_xaxes(title="GiB at the peak", range=[0, most * 1.03])

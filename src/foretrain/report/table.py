@@ -148,7 +148,7 @@ def table(comparison: Comparison, width: int = 100) -> Table:
         style = "bold green" if chosen else "bold" if "baseline" in line.marks else ""
         result.add_row(*_cells(line, wide), style=style, end_section=line is lines[-1])
     result.add_row(*_cells(optimum(comparison), wide), style="cyan")
-    result.caption = _caption(comparison)
+    result.caption = _caption(comparison, width)
     return result
 
 
@@ -160,12 +160,15 @@ def _cells(line: ComparisonRow, wide: bool) -> list[str | Text]:
     return [*cells, Text(" ".join(line.knobs))] if wide else cells
 
 
-def _caption(comparison: Comparison) -> Text:
-    return Text(
+def _caption(comparison: Comparison, width: int) -> Text:
+    text = Text(
         f"speed-up: over {comparison.baseline.schedule}, DDP at its best; exposed: communication and update that "
         "nothing hides; idle: of the GPU",
         style="dim",
+        overflow="ignore",
     )
+    text.no_wrap = len(text) <= width  # rich would break it at the table's width, which is smaller
+    return text
 
 
 def describe(workload: Workload) -> str:

@@ -191,6 +191,7 @@ def render(
         figures["inside"] = servers
     wrong = faults(topology, facts.states)
     reasons = "; ".join([*map(title, collectives[:1]), *wrong])
+    shown = reasons if collectives else reasons[:1].upper() + reasons[1:]  # an operation's name stays as it is written
     tiers = facts.tiers()
     return document(
         "topology.html",
@@ -199,7 +200,7 @@ def render(
         topology=topology,
         good=not wrong,
         verdict=_verdict(topology, collectives),
-        reasons=reasons[:1].upper() + reasons[1:],
+        reasons=shown,
         heads=HEADS,
         collectives=rows(collectives),
         cards=[
