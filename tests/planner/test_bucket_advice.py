@@ -123,6 +123,9 @@ def test_where_unused_parameters_are_looked_for_buckets_are_cut_from_the_other_e
     sizes = (3 << 20, 1 << 20, 2 << 20, 5 << 20)
     workload = layered((MILLISECOND,) * 4, (MILLISECOND,) * 4, sizes)
     advice = advise_buckets(workload, RING, present=spec("ddp(find_unused=1)"))
+    assert advice.searchless is not None
+    assert advice.searchless.time == simulate(workload, RING, "ddp").iteration_time
+    assert sum("static_graph=True, or find_unused_parameters=False" in line for line in advice.lines) == 1
     assert advice.listed.schedule.settings["find_unused"] == 1
     job = job_on(workload, RING)
     cut = by_size(range(4), job.tasks, [int(cap * (1 << 20)) for cap in advice.cap_list])

@@ -145,6 +145,7 @@ class BucketAdvice:
         listed: with its best ``bucket_cap_mb_list``.
         cap_list: that list, MiB.
         half: with that list and the fp16 hook; None where gradients have two bytes already.
+        searchless: as it is, with ``static_graph=True``; None where DDP does not look for unused parameters.
         uncertainty: one standard deviation of the gain of ``listed`` over ``present``, as a share.
         copy: what copying gradients into buckets takes, which ``gradient_as_bucket_view=True`` saves; ps.
         size: bytes of memory that it saves.
@@ -155,6 +156,7 @@ class BucketAdvice:
     listed: Candidate
     cap_list: tuple[float, ...]
     half: Candidate | None
+    searchless: Candidate | None
     uncertainty: float
     copy: Time
     size: int
@@ -189,11 +191,13 @@ class BucketAdvice:
             found.append(f"  {self._gain(one)}  {text}")
         if self.half is not None:
             found.append(f"  {self._gain(self.half)}  the list and register_comm_hook(None, fp16_compress_hook), lossy")
+        graph = "static_graph=True saves the search for unused parameters, if you ask for it."
+        if self.searchless is not None:
+            what = "static_graph=True, or find_unused_parameters=False where all are used"
+            found.append(f"  {self._gain(self.searchless)}  {what}")
+            graph = "what the search for unused parameters takes is not counted."
         view = f"saves {format_size(self.size)} of memory and {format_time(self.copy)} of copying"
-        found.append(
-            f"gradient_as_bucket_view=True {view if self.size else 'is set already'};"
-            " static_graph=True saves the search for unused parameters, if you ask for it."
-        )
+        found.append(f"gradient_as_bucket_view=True {view if self.size else 'is set already'}; {graph}")
         found.append(self._verdict())
         return found
 
@@ -212,6 +216,7 @@ class BucketAdvice:
             "bucket_cap_mb_list": list(self.cap_list),
             "listed": to_seconds(_time(self.listed)),
             "fp16_hook": to_seconds(_time(self.half)) if self.half else None,
+            "static_graph": to_seconds(_time(self.searchless)) if self.searchless else None,
             "uncertainty": self.uncertainty,
         }
 
@@ -271,10 +276,12 @@ def advise_buckets(
         cuts = tuple(max(1, int(cap * _MIB / 2)) for cap in caps)
         narrow = Setting(compressed(workload, "fp16", streaming(place)), place, "fp16")
         half = narrow.candidate(ddp(buckets=cuts))
+    searchless = setting.candidate(Spec("ddp", {**now.schedule.knobs, "find_unused": 0})) if unused else None
     doubt = doubt or usual(place)
     spread = uncertainty(now, listed, (doubt, doubt))
     copy = round(4 * workload.size / streaming(place) * SECOND)  # read and written, into the bucket and back
-    return BucketAdvice(now, single, listed, tuple(caps), half, spread, copy * copies, workload.size * copies)
+    saved = (copy * copies, workload.size * copies)
+    return BucketAdvice(now, single, listed, tuple(caps), half, searchless, spread, *saved)
 
 
 def _time(one: Candidate) -> Time:
