@@ -208,7 +208,7 @@ def test_forecasts_are_the_virtual_worlds_with_measured_costs(result: LabResult)
         assert sum(dataclasses.astuple(one.losses)) == pytest.approx(one.gap, abs=1e-9)
 
 
-@pytest.mark.parametrize("change", ["link", "policy", "operations", "unforeseen"])
+@pytest.mark.parametrize("change", ["link", "policy", "operations", "cores", "unforeseen"])
 def test_each_loss_has_its_own_cause(change: str):
     workload = zoo("resnet50", batch=32)
     called = Cluster(4, up=RATE, down=RATE, latency=0, overhead=0)
@@ -221,7 +221,8 @@ def test_each_loss_has_its_own_cause(change: str):
     forecast = simulate(workload, where, schedule, trace=False).iteration_time
     found = gap_breakdown(
         workload, where, schedule,
-        optimum=bound(workload, called).time, forecast=forecast, measured=forecast + (change == "unforeseen") * SECOND,
+        optimum=bound(workload, called).time, forecast=forecast,
+        measured=forecast + (change in ("cores", "unforeseen")) * SECOND, waited=(change == "cores") * 2 * SECOND,
     )  # fmt: skip
     lost = dataclasses.asdict(found)
     assert lost.pop(change) > 0.01

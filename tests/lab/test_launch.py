@@ -67,6 +67,14 @@ def test_every_rank_knows_the_job_and_its_place(lab):
     assert environments(lab)[0]["OMP_NUM_THREADS"] == "1"
 
 
+def test_hosts_take_turns_on_cores(lab):
+    allowed, lines = sorted(os.sched_getaffinity(0)), Lines()
+    code = python("import os; print(*os.sched_getaffinity(0))")
+    assert launch(lab, code, cores=len(allowed), on_line=lines) == 0
+    assert lines.of == {rank: [str(allowed[rank % len(allowed)])] for rank in range(3)}
+    assert os.sched_getaffinity(0) == {*allowed}
+
+
 @pytest.mark.smoke
 def test_ranks_run_on_their_hosts_and_reach_the_master(lab):
     code = """

@@ -122,7 +122,10 @@ def test_schedules_are_measured_on_a_lab(name, servers, schedules, names):
         assert one.forecast.cluster.exchange == result.links.exchange
         assert one.idle is not None
         assert 0 < one.idle < 1
-        assert len(one.links) == 2 + plan.dedicated
+        assert len(one.links) == len(one.cores) == 2 + plan.dedicated
+        assert one.busy is not None
+        assert one.busy > 0
+        assert all(waited >= 0 for _, waited in one.cores)
         assert all(0 < share < 1 for both in one.links for share in both)
         if servers == 1:
             assert max(range(3), key=lambda host: sum(one.links[host])) == 2

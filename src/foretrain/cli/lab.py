@@ -263,6 +263,7 @@ def compare(
     hosts: int = 2,
     rate: RateText = "1Gbps",
     servers: Annotated[str | None, tyro.conf.arg(metavar="K|colocated")] = None,
+    cores: Annotated[int | None, tyro.conf.arg(metavar="N")] = None,
     compute: Literal["paced", "real"] | None = None,
     schedules: tuple[ScheduleText, ...] | None = None,
     ratio: float | None = None,
@@ -287,6 +288,7 @@ def compare(
         hosts: number of hosts that train.
         rate: rate of every host's link in each direction.
         servers: number of parameter servers on hosts of their own, or colocated: one on every host that trains.
+        cores: pin every host to one of the machine's first N cores, in turn.
         compute: paced (layers sleep for an accelerator's time) or real; by default the model's only choice.
         schedules: policies, e.g. "bytescheduler(partition=1MB)" prophet; a suffix "+fp16" compresses gradients.
         ratio: communication over computation; sets the time to compute. 1 by default.
@@ -324,13 +326,14 @@ def compare(
     }
     if dry_run:
         asked = experiment(model, hosts=hosts, rate=rate, servers=servers, **options)
-        minutes = duration(plan_of((asked,), hosts=hosts, rate=rate, servers=servers)) / 60
+        minutes = duration(plan_of((asked,), hosts=hosts, rate=rate, servers=servers, cores=cores)) / 60
         sys.stdout.write(
             f"{len(asked.cases)} cases, {iterations} iterations each in {rounds} rounds: about {minutes:.1f} min\n"
         )
         return
     with _bar() as progress:
-        result = compare_all(model, hosts=hosts, rate=rate, servers=servers, name=name, progress=progress, **options)
+        place = {"hosts": hosts, "rate": rate, "servers": servers, "cores": cores}
+        result = compare_all(model, **place, name=name, progress=progress, **options)
     console = Console(highlight=False)
     console.print(lab_summary(result))
     write_outputs(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Protocol
 
@@ -71,46 +72,56 @@ def compare(
     hosts: int = 2,
     rate: str = "1Gbps",
     servers: str | int | None = None,
+    cores: int | None = None,
     name: str = "compare",
     progress: Report = lambda now: None,
     **options: object,
 ) -> LabResult:
     """Build a lab, measure an `experiment` with ``options`` there, and remove the lab.
 
-    ``servers`` is as for `plan_of`.
+    ``servers`` and ``cores`` are as for `plan_of`.
 
     Raises ForetrainError where there can be no lab on this machine, and where a worker fails.
     """
     from foretrain.lab import Lab
 
     asked = experiment(model, hosts=hosts, rate=rate, servers=servers, **options)  # pyright: ignore[reportArgumentType]
-    plan = plan_of((asked,), hosts=hosts, rate=rate, servers=servers)
+    plan = plan_of((asked,), hosts=hosts, rate=rate, servers=servers, cores=cores)
     with Lab.up(name, hosts + plan.dedicated, rate) as lab:
         return conduct(plan, on(lab, plan), progress)[0]
 
 
 def plan_of(
-    experiments: Sequence[Experiment] = (), *, hosts: int, rate: str, servers: str | int | None = None
+    experiments: Sequence[Experiment] = (),
+    *,
+    hosts: int,
+    rate: str,
+    servers: str | int | None = None,
+    cores: int | None = None,
 ) -> LabPlan:
     """Return the plan of experiments on ``hosts`` that train, with links of ``rate``.
 
     ``servers``: None all-reduces; a number of servers on hosts of their own, or ``"colocated"``: one on every host.
+    ``cores``: how many cores the hosts use, each host one, in turn; None leaves all to all.
 
-    Raises ConfigError where that is no number, or too many for a lab.
+    Raises ConfigError where one is no number, or too many for a lab or for this machine.
     """
     if hosts < 2:
         raise ConfigError("hosts", hosts, "have nobody to exchange gradients with", "take at least 2")
-    speed, asked = parse_rate(rate, "rate"), tuple(experiments)
+    most = len(os.sched_getaffinity(0))
+    if cores is not None and not 1 <= cores <= most:
+        raise ConfigError("cores", cores, "cannot be had here", f"take 1 to {most}")
+    plan = LabPlan(hosts, parse_rate(rate, "rate"), tuple(experiments), cores=cores)
     if servers is None:
-        return LabPlan(hosts, speed, asked)
+        return plan
     if servers == "colocated":
-        return LabPlan(hosts, speed, asked, exchange="ps_colocated", servers=hosts)
+        return dataclasses.replace(plan, exchange="ps_colocated", servers=hosts)
     if not str(servers).isdecimal() or not int(servers):
         raise ConfigError("servers", servers, "is no number of servers", "write e.g. 2, or colocated")
     if hosts + int(servers) > MOST_HOSTS:
         remedy = f"a lab has at most {MOST_HOSTS}; or write colocated"
         raise ConfigError("servers", servers, f"and {hosts} workers are too many hosts", remedy)
-    return LabPlan(hosts, speed, asked, exchange="ps", servers=int(servers))
+    return dataclasses.replace(plan, exchange="ps", servers=int(servers))
 
 
 def on(lab: Lab, plan: LabPlan) -> Launch:
@@ -119,11 +130,12 @@ def on(lab: Lab, plan: LabPlan) -> Launch:
     from foretrain.lab.servers import PIDS, serving
 
     def on_hosts(command: Sequence[str], *, environment: Mapping[str, str], timeout: float, on_line: OnLine) -> int:
+        common = {"timeout": timeout, "on_line": on_line, "cores": plan.cores}
         if not plan.servers:
-            return launch(lab, command, environment={PIDS: "", **environment}, timeout=timeout, on_line=on_line)
-        with serving(lab, plan.homes, plan.hosts, silence=plan.timeout) as served:
-            job = {"environment": {**served.environment, **environment}, "secret": served.secret}
-            return launch(lab, command, **job, timeout=timeout, on_line=on_line, ranks=plan.hosts)
+            return launch(lab, command, environment={PIDS: "", **environment}, **common)
+        with serving(lab, plan.homes, plan.hosts, silence=plan.timeout, cores=plan.cores) as served:
+            own = {**served.environment, **environment}
+            return launch(lab, command, environment=own, secret=served.secret, ranks=plan.hosts, **common)
 
     return on_hosts
 
@@ -335,9 +347,12 @@ def _measurement(
         trace=LabTrace(traces[-1].begins, Timeline(traces[-1].spans)) if traces else None,
         problem=next((message.problem for message in messages if isinstance(message, CaseRefused)), ""),
         idle=fmean(idle) if idle else None,
-        links=tuple(
-            (fmean(sent), fmean(received))
-            for sent, received in (zip(*of, strict=True) for of in zip(*(m.links for m in timed), strict=True))
+        links=_means(message.links for message in timed),
+        cores=tuple(
+            (round(used), round(waited))
+            for used, waited in _means(
+                tuple((used / len(m.times), waited / len(m.times)) for used, waited in m.cores) for m in timed
+            )
         ),
     )
     if not timed:
@@ -345,8 +360,17 @@ def _measurement(
     sent, links = _virtual(case, workload, where)
     forecast = simulate(sent, links, schedule, trace=bool(traces))
     optimum, found = measurement.bound.time, forecast.iteration_time
-    lost = gap_breakdown(sent, links, schedule, optimum=optimum, forecast=found, measured=measurement.time)
+    times = {"optimum": optimum, "forecast": found, "measured": measurement.time}
+    waited = max((waited for _, waited in measurement.cores), default=0)
+    lost = gap_breakdown(sent, links, schedule, **times, waited=waited)
     return dataclasses.replace(measurement, forecast=forecast, losses=lost)
+
+
+def _means(rounds: Iterable[Sequence[tuple[float, float]]]) -> tuple[tuple[float, float], ...]:
+    """Return the means of both numbers of each host over all rounds."""
+    return tuple(
+        (fmean(one), fmean(other)) for one, other in (zip(*of, strict=True) for of in zip(*rounds, strict=True))
+    )
 
 
 def _sent(case: LabCase, workload: Workload) -> Workload:

@@ -32,7 +32,7 @@ from foretrain.lab import iproute
 from foretrain.lab.conditions import BandStatus, bands_of, lost_of
 from foretrain.lab.iproute import LabError
 from foretrain.lab.port_programs import marked
-from foretrain.units import SECOND, Time
+from foretrain.units import NANOSECOND, SECOND, Time
 
 MTU = 9000
 MOST_HOSTS = 64
@@ -228,6 +228,53 @@ class Process:
     pid: int
     command: str
     host: int | None
+
+
+@contextlib.contextmanager
+def on_core(place: int, cores: int | None) -> Iterator[None]:
+    """Start processes inside the block on one of the first ``cores`` cores that this thread may use, in turn by place.
+
+    ``None`` leaves all cores to them.
+    """
+    allowed = os.sched_getaffinity(0)
+    if cores is not None:
+        os.sched_setaffinity(0, {sorted(allowed)[place % cores]})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
+
+
+class CoreTime:
+    """CPU time of processes, and the time for which their threads were ready to run and had no core.
+
+    A kernel without scheduler statistics says nothing of either.
+
+    Args:
+        pids: of the processes.
+    """
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._pids = pids
+        self._before = self._read()
+
+    def passed(self) -> tuple[tuple[Time, Time], ...]:
+        """Return the two times of each process, all threads together, since the construction, ps."""
+        return tuple(
+            ((busy - before[0]) * NANOSECOND, (waiting - before[1]) * NANOSECOND)
+            for (busy, waiting), before in zip(self._read(), self._before, strict=True)
+        )
+
+    def _read(self) -> list[tuple[int, int]]:
+        found = []
+        for pid in self._pids:
+            busy = waiting = 0
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                with contextlib.suppress(OSError):  # a thread that has ended
+                    times = (task / "schedstat").read_text(encoding="ascii").split()
+                    busy, waiting = busy + int(times[0]), waiting + int(times[1])
+            found.append((busy, waiting))
+        return found
 
 
 def inside(namespaces: Mapping[str, int | None]) -> tuple[Process, ...]:

@@ -31,7 +31,7 @@ from pathlib import Path
 
 from foretrain.comm.coordinator.handshake import SECRET
 from foretrain.errors import ConfigError
-from foretrain.lab.host import LabHost, Process, end, uninterrupted
+from foretrain.lab.host import LabHost, Process, end, on_core, uninterrupted
 from foretrain.lab.iproute import LabError
 from foretrain.lab.network import Lab, processes
 
@@ -82,6 +82,7 @@ def launch(
     grace: float = 5.0,
     ranks: int | None = None,
     secret: str | None = None,
+    cores: int | None = None,
 ) -> int:
     """Run ``command`` on every host of ``lab`` at the same time; return 0 when all ranks have ended with 0.
 
@@ -99,6 +100,7 @@ def launch(
         grace: seconds for the other ranks to end by themselves after one has failed.
         ranks: how many, on the first hosts; None is one on every host.
         secret: of the job, in hexadecimal; None makes one.
+        cores: how many of this thread's cores the hosts use, each host one, in turn; None leaves all to all.
 
     Raises:
         LaunchError: a rank failed, or time ran out. All ranks have ended.
@@ -113,7 +115,7 @@ def launch(
     Lab.find(lab.name)
     hosts = lab.hosts if ranks is None else lab.hosts[:ranks]
     with _Run(lab, hosts, on_line or (lambda rank, line: None), secret or secrets.token_hex(32)) as run:
-        run.start(command, environment)
+        run.start(command, environment, cores)
         run.follow(timeout, grace)
     return 0
 
@@ -183,7 +185,7 @@ class _Run:
         self.failed: _Rank | None = None
         self.selector = selectors.DefaultSelector()
 
-    def start(self, command: Sequence[str], environment: dict[str, str]) -> None:
+    def start(self, command: Sequence[str], environment: dict[str, str], cores: int | None) -> None:
         """Start one process per host and add each to ``ranks``, also if a later one fails."""
         leader, size = self.hosts[0], str(len(self.hosts))
         common = {
@@ -196,7 +198,7 @@ class _Run:
         }
         for host in self.hosts:
             own = {"RANK": str(host.index), "GLOO_SOCKET_IFNAME": host.interface, "TP_SOCKET_IFNAME": host.interface}
-            with uninterrupted():
+            with uninterrupted(), on_core(host.index, cores):
                 process = subprocess.Popen(
                     self.lab.command(host.index, guarded(command)),
                     env=environment | common | own,

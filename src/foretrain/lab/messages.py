@@ -102,6 +102,7 @@ class LabPlan:
         calibration: seconds to measure the cost of an exchange.
         exchange: all-reduce, or servers on hosts of their own or beside every worker.
         servers: number of servers.
+        cores: how many cores the hosts use, each host one, in turn; None leaves all to all.
     """
 
     hosts: int
@@ -111,6 +112,7 @@ class LabPlan:
     calibration: float = 4.0
     exchange: Exchange = "all_reduce"
     servers: int = 0
+    cores: int | None = None
 
     @property
     def dedicated(self) -> int:
@@ -173,6 +175,8 @@ class RoundTimes(msgspec.Struct, frozen=True, tag=True):
         cluster: the network as the runtime measured it; None for DDP.
         idle: share of that time in which host 0's accelerator computed nothing; None where it is the CPU.
         links: per host, workers first, the shares of its link's rate that it sent and received; empty outside a lab.
+        cores: per host, as ``links``, CPU time of its process, and time in which threads of it were ready and had no
+            core, of all iterations together.
     """
 
     experiment: int
@@ -182,6 +186,7 @@ class RoundTimes(msgspec.Struct, frozen=True, tag=True):
     cluster: Cluster | None = None
     idle: float | None = None
     links: tuple[tuple[float, float], ...] = ()
+    cores: tuple[tuple[Time, Time], ...] = ()
 
 
 class CaseRefused(msgspec.Struct, frozen=True, tag=True):

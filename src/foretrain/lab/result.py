@@ -45,6 +45,7 @@ class CaseResult:
         problem: reason why there is no measurement; empty where there is one.
         idle: share of the time in which host 0's accelerator computed nothing; None where it is the CPU.
         links: per host, workers first, the shares of its link's rate that it sent and received; empty if not counted.
+        cores: per host, as ``links``, CPU time of an iteration, and time in which threads were ready and had no core.
     """
 
     case: LabCase
@@ -58,6 +59,7 @@ class CaseResult:
     problem: str = ""
     idle: float | None = None
     links: tuple[tuple[float, float], ...] = ()
+    cores: tuple[tuple[Time, Time], ...] = ()
 
     @property
     def times(self) -> tuple[Time, ...]:
@@ -91,6 +93,11 @@ class CaseResult:
     def utilisation(self) -> float | None:
         """Return the share of its rate that the busiest direction of the busiest link carried."""
         return max((share for both in self.links for share in both), default=None)
+
+    @property
+    def busy(self) -> float | None:
+        """Return how many cores the processes of all hosts kept busy, on average; None if not counted."""
+        return sum(used for used, _ in self.cores) / self.time if self.cores else None
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -248,6 +255,7 @@ class LabResult:
             "cluster": str(one.cluster),
             "idle": one.idle,
             "links": [list(both) for both in one.links],
+            "cores": [[to_seconds(used), to_seconds(waited)] for used, waited in one.cores],
         }
 
 
@@ -259,17 +267,27 @@ class GapBreakdown:
         link: links carry less than their nominal rate: headers, and gaps within a collective.
         policy: order, partitions, buckets and barrier.
         operations: costs of an operation whatever its size: coordination (θ), floor and latency.
-        unforeseen: measured beyond the forecast; contention for cores, mostly.
+        cores: threads that were ready and had no core, on the host that waited longest for one; threads that waited at
+            the same time count as if one after the other, but no more than was measured beyond the forecast.
+        unforeseen: the rest of what was measured beyond the forecast.
     """
 
     link: float
     policy: float
     operations: float
+    cores: float
     unforeseen: float
 
 
 def gap_breakdown(
-    workload: Workload, where: Cluster, schedule: str | Spec, *, optimum: Time, forecast: Time, measured: Time
+    workload: Workload,
+    where: Cluster,
+    schedule: str | Spec,
+    *,
+    optimum: Time,
+    forecast: Time,
+    measured: Time,
+    waited: Time = 0,
 ) -> GapBreakdown:
     """Return the breakdown of an iteration that took ``measured`` ps.
 
@@ -280,10 +298,12 @@ def gap_breakdown(
         optimum: T* on links of nominal rate, ps.
         forecast: of the schedule on ``where``, ps.
         measured: the iteration's time, ps.
+        waited: for cores, by the threads of one host in an iteration, ps.
     """
     free = dataclasses.replace(where, latency=0, overhead=0, floor=0)
     reachable = bound(workload, free).time
     ideal = simulate(workload, free, schedule, trace=False).iteration_time
     steps = (optimum, reachable, ideal, forecast, measured)
-    link, policy, operations, unforeseen = ((after - before) / optimum for before, after in pairwise(steps))
-    return GapBreakdown(link, policy, operations, unforeseen)
+    link, policy, operations, late = ((after - before) / optimum for before, after in pairwise(steps))
+    cores = min(waited / optimum, max(0.0, late))
+    return GapBreakdown(link, policy, operations, cores, late - cores)

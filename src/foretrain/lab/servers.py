@@ -21,7 +21,7 @@ from typing import IO
 
 from foretrain.comm.options import SERVERS
 from foretrain.errors import ForetrainError
-from foretrain.lab.host import uninterrupted
+from foretrain.lab.host import on_core, uninterrupted
 from foretrain.lab.iproute import LabError
 from foretrain.lab.launch import END_TIMEOUT, guarded
 from foretrain.lab.network import Lab
@@ -49,7 +49,9 @@ class LabServers:
 
 
 @contextmanager
-def serving(lab: Lab, hosts: Sequence[int], workers: int, *, silence: float = 60.0) -> Iterator[LabServers]:
+def serving(
+    lab: Lab, hosts: Sequence[int], workers: int, *, silence: float = 60.0, cores: int | None = None
+) -> Iterator[LabServers]:
     """Run a shard of a parameter server on each of ``hosts``, by index, for the length of the block.
 
     Args:
@@ -57,6 +59,7 @@ def serving(lab: Lab, hosts: Sequence[int], workers: int, *, silence: float = 60
         hosts: the same one may have several.
         workers: of the job.
         silence: seconds after which a silent worker counts as lost.
+        cores: how many of this thread's cores the hosts use, each host one, in turn; None leaves all to all.
 
     Raises:
         LabError: a server does not start, or has ended before the block did; quotes its last lines.
@@ -70,7 +73,7 @@ def serving(lab: Lab, hosts: Sequence[int], workers: int, *, silence: float = 60
             for shard, host in enumerate(hosts):
                 command = server_command(f"{lab.host(host).address}:0", workers, shard, len(hosts), silence)
                 command += ["--secret-file", f"/proc/self/fd/{key}"]
-                with uninterrupted():
+                with uninterrupted(), on_core(host, cores):
                     servers.append(_started(lab.command(host, guarded(command)), errors[shard], key))
             addresses = tuple(filter(None, (server.address() for server in servers)))
             if len(addresses) < len(servers):

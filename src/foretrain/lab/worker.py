@@ -30,6 +30,7 @@ from foretrain.comm.options import SERVERS
 from foretrain.comm.ps.client.connection import Links
 from foretrain.errors import ForetrainError
 from foretrain.lab.calibration import calibrate, probe
+from foretrain.lab.host import CoreTime
 from foretrain.lab.iproute import LinkTraffic
 from foretrain.lab.messages import (
     CalibrationReport,
@@ -143,18 +144,19 @@ class _Worker:
         with self._trainer(training, case) as (module, step, attached):
             self._warm(training, module, step, attached, experiment.warmup)
             self._done += experiment.warmup
-            traffic, busy = LinkTraffic(self._pids, self._plan.rate), training.clock.busy
+            traffic, cores = LinkTraffic(self._pids, self._plan.rate), CoreTime(self._pids)
+            busy = training.clock.busy
             heads = [time.perf_counter_ns()]
             for _ in range(iterations):
                 self._iterate(training, module, step)
                 heads.append(time.perf_counter_ns())
-            links = traffic.shares()
+            links, spent = traffic.shares(), cores.passed()
             self._done += iterations
             self._progress(what)
             times = tuple(1000 * (later - head) for head, later in pairwise(heads))
             idle = 1 - (training.clock.busy - busy) / sum(times) if experiment.workload else None
             schedule, cluster = ("", None) if attached is None else (str(attached.schedule), attached.cluster)
-            return RoundTimes(self._number, place, times, schedule, cluster, idle, links)
+            return RoundTimes(self._number, place, times, schedule, cluster, idle, links, spent)
 
     def _trace(self, experiment: Experiment, place: int, case: LabCase) -> None:
         training = self._training(experiment)

@@ -38,6 +38,7 @@ class LabRow:
         error: of the forecast.
         idle: share of the time in which the accelerator had nothing to compute.
         link: share of its rate that the busiest link carried in its busier direction.
+        cores: how many the processes of all hosts kept busy.
         schedule: what was in force.
         problem: why there are no numbers.
     """
@@ -52,6 +53,7 @@ class LabRow:
     error: str = ""
     idle: str = ""
     link: str = ""
+    cores: str = ""
     schedule: str = ""
     problem: str = ""
 
@@ -76,6 +78,7 @@ def _row(result: LabResult, one: CaseResult) -> LabRow:
         error=f"{one.error:+.1%}" if one.error is not None else "",
         idle=f"{one.idle:.0%}" if one.idle is not None else "",
         link=f"{one.utilisation:.0%}" if one.utilisation is not None else "",
+        cores=f"{one.busy:.2g}" if one.busy is not None else "",
         schedule=str(one.schedule) if one.case.kind == "attach" else "",
     )
 
@@ -122,7 +125,8 @@ def _losses(one: CaseResult) -> list[str]:
     return [
         f"of these, {100 * lost.link:.1f} points go to links that carry less than they are called, "
         f"{100 * lost.policy:.1f} to order and partitions, {100 * lost.operations:.1f} to agreement and start of "
-        f"operations, {100 * lost.unforeseen:.1f} to what was not forecast"
+        f"operations, {100 * lost.cores:.1f} to threads without a core, {100 * lost.unforeseen:.1f} to what was not "
+        "forecast"
     ]
 
 
@@ -158,7 +162,7 @@ def lab_table(result: LabResult) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", caption_justify="left")
     table.add_column("case", no_wrap=True)
     against = "vs fifo" if result.served else "vs DDP"
-    for head in ("ms", "middle half", against, "T/T*", "forecast", "error", "idle", "link"):
+    for head in ("ms", "middle half", against, "T/T*", "forecast", "error", "idle", "link", "cores"):
         table.add_column(head, justify="right", no_wrap=True)
     for line in rows(result):
         name = Text(line.name)
@@ -169,12 +173,13 @@ def lab_table(result: LabResult) -> Table:
             table.add_row(name, "refused", style="dim")
             continue
         cells = (line.iteration, line.spread, line.speedup, line.ratio, line.forecast, line.error)
-        table.add_row(name, *cells, line.idle, line.link, style=style)
+        table.add_row(name, *cells, line.idle, line.link, line.cores, style=style)
     one = result.experiment
     table.caption = Text(
         f"ms: median of {one.iterations} iterations in {one.rounds} interleaved rounds, after warm-up; "
         f"{against}: over {_baseline(result) if result.baseline else 'nothing'}; T*: no schedule can be faster on "
-        "links of this rate; forecast: the virtual world's, in ms; idle: of host 0's accelerator; link: the busiest",
+        "links of this rate; forecast: the virtual world's, in ms; idle: of host 0's accelerator; link: the busiest; "
+        "cores: how many all hosts keep busy",
         style="dim",
     )
     return table
