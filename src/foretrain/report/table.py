@@ -161,14 +161,12 @@ def _cells(line: ComparisonRow, wide: bool) -> list[str | Text]:
 
 
 def _caption(comparison: Comparison, width: int) -> Text:
-    text = Text(
+    text = (
         f"speed-up: over {comparison.baseline.schedule}, DDP at its best; exposed: communication and update that "
-        "nothing hides; idle: of the GPU",
-        style="dim",
-        overflow="ignore",
+        "nothing hides; idle: of the GPU"
     )
-    text.no_wrap = len(text) <= width  # rich would break it at the table's width, which is smaller
-    return text
+    # rich would break it at the table's width, which is smaller
+    return Text(text, style="dim", overflow="ignore" if len(text) <= width else None)
 
 
 def describe(workload: Workload) -> str:
