@@ -2,6 +2,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 
@@ -250,6 +251,18 @@ def test_a_lost_rank_is_named_to_all_others(ranks, count, compiled):
             if one.rank != lost:
                 with pytest.raises(LinkError, match=f"rank {lost} was lost"):
                     one.all_gather(np.ones(ranks)).wait(PATIENCE)
+
+
+def test_a_peer_that_has_read_nothing_yet_is_told_of_a_lost_rank(monkeypatch, compiled):
+    monkeypatch.setattr("foretrain.comm.collectives.ring.TELLING", PATIENCE)
+    with group(5, compiled) as members:
+        works = [members[rank].all_reduce(np.ones(10_000_000)) for rank in (4, 0)]
+        members[3].close()
+        time.sleep(0.05)  # rank 4 fails meanwhile, and the link from rank 0 to rank 1 is full
+        works += [members[rank].all_reduce(np.ones(10_000_000)) for rank in (1, 2)]
+        for work in works:
+            with pytest.raises(LinkError, match="rank 3 was lost"):
+                work.wait(PATIENCE)
 
 
 def test_what_was_summed_before_a_rank_ends_is_there():

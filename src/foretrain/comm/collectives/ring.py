@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import threading
 import time
@@ -34,6 +35,8 @@ from foretrain.comm.coordinator.handshake import Listener, connect
 from foretrain.comm.coordinator.link import Link, LinkError, set_service
 from foretrain.errors import ConfigError
 
+TELLING = 5.0
+"""Seconds for which a rank that fails waits, at most, for room to tell its peers why."""
 _PLANS_KEPT = 1024
 _LONGEST = threading.TIMEOUT_MAX
 _open: weakref.WeakSet[RingCollectives] = weakref.WeakSet()
@@ -214,11 +217,19 @@ class RingCollectives:
             if told := ended.recv(1, socket.MSG_OOB | socket.MSG_DONTWAIT):
                 culprit, what = told[0], f"rank {peer} lost it"
         if self.ranks <= 256:
-            for each in self._sockets.values():
-                with contextlib.suppress(OSError):
-                    each.send(bytes([culprit]), socket.MSG_OOB | socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self._tell(culprit)
         text = f"rank {culprit} was lost during {operation}: {what}; that rank's own output says more"
         return LinkError(text, culprit)
+
+    def _tell(self, culprit: int) -> None:
+        """Send ``culprit`` to all peers; one that has neither read what came before nor failed has some seconds."""
+        deadline = time.monotonic() + TELLING
+        for each in self._sockets.values():
+            room = select.poll()
+            with contextlib.suppress(OSError, ValueError):  # it has ended, or was closed meanwhile
+                room.register(each, select.POLLOUT | select.POLLRDHUP)
+                room.poll(max(0.0, 1000 * (deadline - time.monotonic())))
+                each.send(bytes([culprit]), socket.MSG_OOB | socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def _closed_error(self) -> LinkError:
         return LinkError(f"the collectives of rank {self.rank} were closed on this side")
