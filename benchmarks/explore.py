@@ -1,7 +1,8 @@
 """The explorer in Chromium: from a change of the link's rate to its first paint, and how large the page is.
 
 Beside it, in the same interleaved run, stands what the change costs without a page: the two simulations alone. The
-ratio says what the page adds. `--pictures FOLDER` makes the screenshots of the documentation instead.
+ratio says what the page adds. `--pictures FOLDER` makes the screenshots of the documentation instead, of reports, too:
+one of them is of a real run in the lab, which needs root and takes five minutes.
 
     python benchmarks/explore.py --quick
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from itertools import cycle
@@ -24,6 +26,7 @@ from measure import interleaved, machine, options, spread
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import foretrain as ft
+from foretrain.cli import main as foretrain
 from foretrain.explore import Explorer, Opened, Question
 from tests.browser import chromium, resize
 
@@ -44,6 +47,7 @@ def main() -> None:
         _settled(browser, "tuned")
         if asked.pictures:
             pictures(browser, explorer, asked.pictures)
+            report_pictures(browser, asked.pictures)
             return
         measured(browser, explorer, asked)
 
@@ -88,6 +92,25 @@ def pictures(browser: Any, explorer: Explorer, folder: Path) -> None:
             _settled(browser, tab)
         browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
         browser.save_screenshot(str(folder / f"{name}.png"))
+
+
+def report_pictures(browser: Any, folder: Path) -> None:
+    """Write simulate.png and lab.png to ``folder``: the time lines of two reports."""
+    root = Path(__file__).parents[1]
+    resize(browser, 900)
+    with tempfile.TemporaryDirectory() as made:
+        for name, words, figure in (
+            ("simulate", f"simulate --cluster dgx-h100:2 -- {root}/examples/simulate/gpt_fsdp2.py", "timeline"),
+            ("lab", "lab compare resnet50 --schedules prophet --iterations 9", "lanes"),
+        ):
+            command, dashes, script = words.partition(" -- ")
+            foretrain([*command.split(), "--html", f"{made}/{name}.html", *dashes.split(), *script.split()])
+            browser.get(f"file://{made}/{name}.html")
+            shown = browser.find_element("id", figure)
+            browser.execute_script("arguments[0].scrollIntoView()", shown)
+            while not browser.execute_script("return arguments[0].querySelector('svg, canvas')", shown):
+                time.sleep(0.1)
+            shown.screenshot(str(folder / f"{name}.png"))
 
 
 def _rates() -> Iterator[float]:
