@@ -52,7 +52,7 @@ def test_every_command_has_help_and_answers_what_is_mistyped_or_missing(capsys):
         assert refused([name], capsys).strip(), name
     assert "did you mean 'compare'" in refused(["comparee"], capsys)
     assert "lab command: 'compar' is unknown; did you mean 'compare'" in refused(["lab", "compar"], capsys)
-    assert "known: list, show" in refused(["topology"], capsys)
+    assert "command: 'topology' is a group of commands; add one: show, list" in refused(["topology"], capsys)
     assert "option: '--clustr' is unknown; did you mean '--cluster'" in refused(
         ["bound", "vgg16", "--clustr=a"], capsys
     )

@@ -7,13 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from foretrain.errors import ConfigError
-from foretrain.lab import Lab, LabError, labs, network, remove
+from foretrain.lab import Lab, LabError, iproute, labs, network, remove
 from foretrain.lab.host import end, uninterrupted
 from tests.processes import started
 
@@ -323,3 +324,22 @@ def test_labs_with_a_common_prefix_are_independent(name):
             Lab.find(name)
     finally:
         remove(other)
+
+
+def test_a_lab_is_there_once_the_kernel_has_opened_its_links(name, monkeypatch):
+    opened, links = [False] * 5 + [True] * 3, iproute.links
+
+    def answered(namespace):
+        state = {} if opened.pop(0) else {"operstate": "DOWN"}
+        return {interface: link | state for interface, link in links(namespace).items()}
+
+    monkeypatch.setattr(iproute, "links", answered)
+    with Lab.up(name, 2):
+        assert not opened
+        monkeypatch.undo()
+    monkeypatch.setattr(network, "_OPENING", 0.0)
+    monkeypatch.setattr(iproute, "links", lambda namespace: defaultdict(lambda: {"operstate": "DOWN"}))
+    with pytest.raises(LabError, match=f"links of ft-{name}-h0 do not open within 0 s"):
+        Lab.up(name, 2)
+    monkeypatch.undo()
+    assert name not in labs()

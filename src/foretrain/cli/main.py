@@ -39,7 +39,7 @@ from foretrain.cli.simulate import simulate
 from foretrain.cli.sweep import grid, sweep
 from foretrain.cli.tolerance import tolerance
 from foretrain.cli.topology import collective, share
-from foretrain.errors import ForetrainError, unknown
+from foretrain.errors import ConfigError, ForetrainError, unknown
 from foretrain.files import json_alone_on_stdout
 
 _GROUPS: Mapping[str, tuple[Callable[..., None] | tuple[str, ModuleType], ...]] = {
@@ -162,8 +162,13 @@ def _parser(words: Sequence[str]) -> SubcommandApp:
             for each, command in there.COMMANDS.items():
                 subcommands.command(_deferred(command), name=each)
             app.command(subcommands, name=name, help=there.HELP)
-            if words[:1] == [name] and not _wants_help(words[:2]) and (words[1:2] or [""])[0] not in there.COMMANDS:
-                raise unknown(f"{name} command", (words[1:2] or [""])[0], there.COMMANDS)
+            if words[0] == name and not _wants_help(words[:2]):
+                if len(words) == 1:
+                    raise ConfigError(
+                        "command", name, "is a group of commands", f"add one: {', '.join(there.COMMANDS)}"
+                    )
+                if words[1] not in there.COMMANDS:
+                    raise unknown(f"{name} command", words[1], there.COMMANDS)
         else:
             app.command(_deferred(there))
     if words[0] not in names:

@@ -251,15 +251,15 @@ class CoreTime:
     A kernel without scheduler statistics says nothing of either.
 
     Args:
-        pids: of the processes.
+        pids: of each host's processes.
     """
 
-    def __init__(self, pids: Sequence[int]) -> None:
+    def __init__(self, pids: Sequence[Sequence[int]]) -> None:
         self._pids = pids
         self._before = self._read()
 
     def passed(self) -> tuple[tuple[Time, Time], ...]:
-        """Return the two times of each process, all threads together, since the construction, ps."""
+        """Return the two times of each host, all threads together, since the construction, ps."""
         return tuple(
             ((busy - before[0]) * NANOSECOND, (waiting - before[1]) * NANOSECOND)
             for (busy, waiting), before in zip(self._read(), self._before, strict=True)
@@ -267,9 +267,9 @@ class CoreTime:
 
     def _read(self) -> list[tuple[int, int]]:
         found = []
-        for pid in self._pids:
+        for pids in self._pids:
             busy = waiting = 0
-            for task in Path(f"/proc/{pid}/task").iterdir():
+            for task in (task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()):
                 with contextlib.suppress(OSError):  # a thread that has ended
                     times = (task / "schedstat").read_text(encoding="ascii").split()
                     busy, waiting = busy + int(times[0]), waiting + int(times[1])

@@ -175,8 +175,8 @@ class RoundTimes(msgspec.Struct, frozen=True, tag=True):
         cluster: the network as the runtime measured it; None for DDP.
         idle: share of that time in which host 0's accelerator computed nothing; None where it is the CPU.
         links: per host, workers first, the shares of its link's rate that it sent and received; empty outside a lab.
-        cores: per host, as ``links``, CPU time of its process, and time in which threads of it were ready and had no
-            core, of all iterations together.
+        cores: per host, as ``links``, CPU time of its processes, and time in which threads of them were ready and had
+            no core, of all iterations together.
     """
 
     experiment: int

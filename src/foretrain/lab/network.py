@@ -394,9 +394,9 @@ def _await_links(name: str, hosts: Sequence[LabHost]) -> None:
             links = iproute.links(namespace)
             if all(links[interface]["operstate"] == "UP" for interface in interfaces):
                 del closed[namespace]
-        if closed and time.monotonic() > deadline:
-            raise LabError(f"links of {', '.join(closed)} do not open within {_OPENING:g} s; see: foretrain lab status")
-        time.sleep(0.01 if closed else 0)
+            elif time.monotonic() > deadline:
+                raise LabError(f"links of {namespace} do not open within {_OPENING:g} s; see: foretrain lab status")
+        time.sleep(0.01 * bool(closed))
 
 
 def _delete(name: str) -> None:

@@ -81,7 +81,7 @@ class _Worker:
         self._rank = dist.get_rank()
         self._batch = _BATCH
         self._done = self._total = self._number = 0
-        # A process on every host whose traffic is counted, on rank 0 alone; none outside a lab.
+        # On every host whose traffic and CPU time are counted, on rank 0 alone; none outside a lab.
         self._pids = self._processes() if PIDS in os.environ else []
 
     def run(self) -> None:
@@ -144,7 +144,7 @@ class _Worker:
         with self._trainer(training, case) as (module, step, attached):
             self._warm(training, module, step, attached, experiment.warmup)
             self._done += experiment.warmup
-            traffic, cores = LinkTraffic(self._pids, self._plan.rate), CoreTime(self._pids)
+            traffic, cores = LinkTraffic([pids[0] for pids in self._pids], self._plan.rate), CoreTime(self._pids)
             busy = training.clock.busy
             heads = [time.perf_counter_ns()]
             for _ in range(iterations):
@@ -253,12 +253,15 @@ class _Worker:
             training.model.zero_grad()
         return min(times)
 
-    def _processes(self) -> list[int]:
-        """Return, on rank 0, the processes of all workers and of all servers on hosts of their own."""
+    def _processes(self) -> list[list[int]]:
+        """Return, on rank 0, the processes of each host: its worker, its server, or both; workers' hosts first."""
         pids: list[Any] = [0] * self._plan.hosts
         dist.all_gather_object(pids, os.getpid())
         servers = list(map(int, filter(None, os.environ[PIDS].split(","))))
-        return [*pids, *servers[: self._plan.dedicated]] if self._leads else []
+        hosts = {rank: [pid] for rank, pid in enumerate(pids)}
+        for home, server in zip(self._plan.homes, servers, strict=True):
+            hosts.setdefault(home, []).append(server)
+        return list(hosts.values()) if self._leads else []
 
     @property
     def _leads(self) -> bool:
