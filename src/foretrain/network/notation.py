@@ -182,7 +182,7 @@ def _exchange(key: str, value: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 def _build(fields: dict[str, Any]) -> Cluster:
     """Build a cluster from border types: texts with units become numbers, and unknown keys are refused."""
-    known = {field.name for field in dataclasses.fields(Cluster)}
+    known = {field.name for field in dataclasses.fields(Cluster)} - {"cpu"}
     inside: dict[str, Any] = {}
     if "rate" in fields:  # first, so that up and down refine it wherever they stand
         inside["up"] = inside["down"] = parse_rate(fields["rate"], "rate")

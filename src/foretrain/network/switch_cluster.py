@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import Final, Literal, TypeAlias, get_args
 
 from foretrain.errors import ConfigError, unknown
+from foretrain.network.host_cpu import HostCpu
 from foretrain.schedule import CostModel
 from foretrain.tasks import Op
 from foretrain.units import MICROSECOND, Time, format_rate, format_time, moving, per_byte
@@ -118,6 +119,7 @@ class Cluster:
         floor: least time an operation takes on the wire, however small it is, ps; see `Hop`.
         message: bytes in which a parameter server sums, and answers, at most. foretrain's own cuts whatever it is given
             into these; MXNet's, which the papers measured, did not: what is pushed whole comes back whole.
+        cpu: the cores that a parameter server's messages queue for; unlimited where None. T* is without it.
     """
 
     workers: int
@@ -133,6 +135,7 @@ class Cluster:
     local: float | None = None
     floor: Time = 0
     message: int = MESSAGE
+    cpu: HostCpu | None = None
 
     def __post_init__(self) -> None:
         for field in ("workers", "gpus"):
@@ -148,6 +151,8 @@ class Cluster:
             _check_count(field, getattr(self, field), 0)
         if self.exchange not in get_args(Exchange):
             raise unknown("exchange", self.exchange, get_args(Exchange))
+        if self.exchange == "all_reduce" and self.cpu is not None:
+            raise ConfigError("cpu", self.cpu, "is of a parameter server's messages", "leave it out for an all-reduce")
         if self.exchange == "ps" and not self.servers:
             raise ConfigError(
                 "servers", 0, "leaves the parameter server without a host", "write e.g. ps=2, or ps=colocated"
@@ -180,7 +185,7 @@ class Cluster:
 
     def without_latency(self) -> Cluster:
         """Return a copy in which an operation costs nothing besides its bytes."""
-        return replace(self, latency=0, overhead=0, floor=0)
+        return replace(self, latency=0, overhead=0, floor=0, cpu=None)
 
     def scaled(self, factor: float) -> Cluster:
         """Return a copy with the hosts' links ``factor`` times as fast."""
@@ -241,10 +246,13 @@ class Cluster:
             "ps_colocated": "parameter server beside the workers",
         }[self.exchange]
         floor = f", floor {format_time(self.floor)}" if self.floor else ""
+        shared = " together" if self.cpu is not None and self.cpu.together else ""
+        cores = f", cores for messages: {self.cpu.cores}{shared}" if self.cpu is not None else ""
         hosts = f"{self.workers} worker{'s' if self.workers > 1 else ''}"
         gpus = f" × {self.gpus} {self.device or 'GPUs'}" if self.device or self.gpus > 1 else ""
         return (
-            f"{hosts}{gpus} @ {rate}, {how}, latency {format_time(self.latency)}, θ {format_time(self.overhead)}{floor}"
+            f"{hosts}{gpus} @ {rate}, {how}, latency {format_time(self.latency)}, "
+            f"θ {format_time(self.overhead)}{floor}{cores}"
         )
 
 

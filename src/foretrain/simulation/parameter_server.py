@@ -7,6 +7,7 @@ As in `foretrain.comm.ps`, pushing and pulling are two directions with orders of
 credit back, when the server has acknowledged all of it; the sum comes as the server's queue has it. What a server has
 handed to its socket cannot be overtaken, so it hands over little (`foretrain.network.switch_cluster`). Beside the
 workers both directions share their hosts' links. Acknowledgements have connections of their own, and wait for nothing.
+Whoever sends or receives a message spends CPU time on it first, where the cluster says how much.
 
 All workers being alike, the last of them has pushed a byte when the first has; nobody waits for another.
 """
@@ -14,10 +15,12 @@ All workers being alike, the last of them has pushed a byte when the first has; 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from foretrain.network.switch_cluster import MESSAGE, WINDOW, Route
+from foretrain.simulation.host_cores import MessageEnd, UnlimitedEnd
 from foretrain.simulation.links import ExclusiveLink, Label, Pipes, SharedLink
 from foretrain.simulation.world import ARRIVAL, VirtualWorld
 from foretrain.tasks import Chunk, Op, Piece, Task
@@ -39,6 +42,7 @@ class ParameterServerCarrier:
         timeline: where to record who used which wire when; None records nothing.
         label: names a chunk for the timeline.
         message: bytes that are summed, and answered, together, at most.
+        ends: the cores of workers and of servers.
     """
 
     def __init__(
@@ -50,8 +54,10 @@ class ParameterServerCarrier:
         label: Label = lambda _: ("", 0),
         *,
         message: int = MESSAGE,
+        ends: tuple[MessageEnd | UnlimitedEnd, MessageEnd | UnlimitedEnd] = (UnlimitedEnd(), UnlimitedEnd()),
     ) -> None:
         self._message = message
+        self._worker, self._server = ends
         self._push, self._pull = routes["all_reduce"][-2:]
         ways: dict[Op, Route] = {op: route[: -2 if op == "all_reduce" else -1] for op, route in routes.items()}
         self._local = Pipes(ways, timeline, label) if any(ways.values()) else None
@@ -86,7 +92,7 @@ class ParameterServerCarrier:
             work = moving(part.size, self._push.cost) + (0 if place else self._push.overhead)
             work = max(self._push.floor if last else 0, work)
             heard = self._hears(chunk, part, 0 if place else self._pull.overhead, done if last else None, world)
-            self._send(_UP, part, work, world, heard)
+            self._worker.handle(part.size, world, partial(self._send, _UP, part, work, world, heard))
 
     def _hears(
         self, chunk: Chunk, part: Piece, overhead: Time, done: Callable[[Chunk], None] | None, world: VirtualWorld
@@ -99,7 +105,8 @@ class ParameterServerCarrier:
             if chunk.op == "all_reduce":
                 self._answer(part, overhead, world)
 
-        return lambda: world.schedule(world.now() + self._push.latency, ARRIVAL, arrive)
+        receive = partial(self._server.handle, part.size, world, arrive)
+        return lambda: world.schedule(world.now() + self._push.latency, ARRIVAL, receive)
 
     def _answer(self, part: Piece, overhead: Time, world: VirtualWorld, pull: _Pull | None = None) -> None:
         """The server has, or is asked for, ``part``: its sum waits for its turn."""
@@ -122,11 +129,13 @@ class ParameterServerCarrier:
     def _give_back(self, answer: _Answer, world: VirtualWorld) -> None:
         size = answer.piece.size
 
+        receive = partial(self._worker.handle, size, world, partial(self._arrive, answer, world))
+
         def sent() -> None:
-            world.schedule(world.now() + self._pull.latency, ARRIVAL, self._arrive, answer, world)
+            world.schedule(world.now() + self._pull.latency, ARRIVAL, receive)
 
         work = max(self._pull.floor, answer.overhead + moving(size, self._pull.cost))
-        self._send(_DOWN, answer.piece, work, world, sent)
+        self._server.handle(size, world, partial(self._send, _DOWN, answer.piece, work, world, sent))
 
     def _arrive(self, answer: _Answer, world: VirtualWorld) -> None:
         task, size = answer.piece.task, answer.piece.size

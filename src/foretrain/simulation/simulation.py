@@ -14,6 +14,7 @@ from foretrain.network import Cluster, cluster
 from foretrain.schedule import Bound, Job, Spec, spec
 from foretrain.schedule import bound as bound_of
 from foretrain.schedule.script import Written, of_step, write
+from foretrain.simulation.host_cores import ends
 from foretrain.simulation.links import Label, Pipes
 from foretrain.simulation.parameter_server import ParameterServerCarrier
 from foretrain.simulation.replay import TrainingLoop
@@ -192,4 +193,4 @@ def carrier_on(
     routes = place.routes()
     if place.exchange == "all_reduce":
         return Pipes(routes, timeline, label)
-    return ParameterServerCarrier(routes, work.tasks, landed, timeline, label, message=place.message)
+    return ParameterServerCarrier(routes, work.tasks, landed, timeline, label, message=place.message, ends=ends(place))
