@@ -57,6 +57,7 @@ class SearchOptions:
         cluster: as of foretrain simulate, e.g. dgx-h100:8.
         device: the cluster's GPUs, e.g. A100, or a file written by foretrain calibrate.
         fault: as of foretrain simulate: worse links and GPUs, e.g. link:leaf3-spine1=10%, gpu:s0.gpu3=80%.
+        experts: as of foretrain simulate: loads of experts, e.g. lognormal(0.3) or a file.
         factor: as of foretrain simulate: a number, or a framework with a fitted factor.
         goal: what to minimise for a token: time (step), time with failures (goodput), money (cost) or energy.
         price: of a GPU's hour, in any currency; by default a list price, which is printed with its date.
@@ -85,6 +86,7 @@ class SearchOptions:
     cluster: ClusterName = "dgx-h100:1"
     device: DeviceText | None = None
     fault: tuple[FaultText, ...] | None = None
+    experts: Annotated[str, named("balanced|lognormal(SIGMA)|FILE")] = "balanced"
     factor: FactorText = "1"
     goal: Literal["step", "cost", "energy", "goodput"] = "step"
     price: float | None = None
@@ -137,7 +139,7 @@ def _start(options: SearchOptions, script: Sequence[str]) -> None:
         with searching() as progress:
             result = find(
                 words, options.space, options.cluster, module=module, device=options.device, factor=options.factor,
-                faults=options.fault or (),
+                faults=options.fault or (), experts=options.experts,
                 store=store, budget=budget, goal=options.goal, price=options.price,
                 failures=failures, checkpoint_every=every, run_tokens=options.run_tokens,
                 compare_with=options.compare_with,

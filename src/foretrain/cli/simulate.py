@@ -76,6 +76,8 @@ class SimulateOptions:
             between: apex, flash_attn, transformer_engine, triton.
         fault: links and GPUs that are worse than their kind, e.g. link:leaf3-spine1=10%, link:leaf3-spine1=down,
             gpu:s0.gpu3=80%.
+        experts: loads that routers give to experts: balanced; lognormal(SIGMA), drawn for each router and step, e.g.
+            lognormal(0.3) or lognormal(0.3,SEED); or a .csv, .json or .toml file of loads (docs/live/index.md).
         memory: overrides GPU memory, e.g. 120GiB, to find the peak that a script would need.
         record_operators: file to write with the operators that the script launches, for foretrain calibrate.
         schedule: policy that exchanges DistributedDataParallel's gradients, e.g. prophet or
@@ -104,6 +106,7 @@ class SimulateOptions:
     costs: Path | None = None
     stand_ins: Annotated[str, named("all|none|NAME,...")] = "all"
     fault: tuple[FaultText, ...] | None = None
+    experts: Annotated[str, named("balanced|lognormal(SIGMA)|FILE")] = "balanced"
     memory: SizeText | None = None
     record_operators: Path | None = None
     tokens: int | None = None
@@ -180,6 +183,10 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
     host = _host(options)
     memory = _memory(options)
     stand_ins = _stand_ins(options.stand_ins)
+    if options.experts != "balanced":
+        from foretrain.live.device.settings import ExpertLoads
+
+        ExpertLoads.parse(options.experts)  # before anything starts
     if options.costs is not None:
         from foretrain.device import kernel_costs
 
@@ -221,6 +228,7 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
                 costs=options.costs,
                 stand_ins=stand_ins,
                 memory=memory,
+                experts=options.experts,
                 operators=options.record_operators,
                 schedule=schedule,
                 watch=progress.watch,

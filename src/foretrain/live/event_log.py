@@ -119,7 +119,9 @@ GATHERED: Final = 7
 """Note: payload JSON, the script's line that gathers objects, and the world ranks that they are gathered of."""
 SINGLED_OUT: Final = 8
 """Note: the script does something on rank ``a`` alone; payload the line that asks which rank it is."""
-NOTES: Final = ("step", "memory", "warning", "annotation", "cost", "name", "rank", "gathered", "singled out")
+EXPERTS: Final = 9
+"""Note: loads of experts do not fit the script; payload JSON, the arguments of the ConfigError."""
+NOTES: Final = ("step", "memory", "warning", "annotation", "cost", "name", "rank", "gathered", "singled out", "experts")
 
 HEADER: Final = struct.Struct("<IIqII")
 """Records, bytes of payload, the host's clock, state (`RUNNING`, `ASKING`), and 0."""

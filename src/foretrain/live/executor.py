@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import pairwise
 from typing import Any, Final, NoReturn
 
 from foretrain.errors import ForetrainError, PeerLost, StallError
@@ -93,6 +94,7 @@ class Executor:
         slowdown: how much longer computing takes while communication of the same GPU is under way, 1 or more.
         trace: where steps and activities are recorded.
         steps: a rank whose optimizer has made so many is ended on purpose, wherever it is; None if none is.
+        uneven_experts: whether ranks of a group that exchanges tokens in uneven parts must all be live.
     """
 
     def __init__(
@@ -105,11 +107,13 @@ class Executor:
         slowdown: float = 1.0,
         trace: SimulationTrace,
         steps: int | None = None,
+        uneven_experts: bool = False,
     ) -> None:
         self._world, self._send, self._trace, self._steps = world, reply, trace, steps
         self._deferred = DeferredQueries(world)
         self._registry = registry = CommRegistry(world, traffic, folding)
         self._folding = folding
+        self._uneven_experts = uneven_experts and not folding.final
         trace.schedules = registry.schedules
         self._ranks = {
             rank: LiveRank(rank, SimulatedGpu(rank, world, registry, trace.rank_traces[rank], slowdown, folding.world))
@@ -131,6 +135,8 @@ class Executor:
         asks = bool(frame.entries) and frame.entries[-1].kind == ASK
         told = frame.entries[:-1] if asks else frame.entries
         rank.gpu.take(told)
+        if self._uneven_experts and self._registry.uneven:
+            self._unfold_experts()
         if self._trace.rank_traces[number].marks:  # until its first step it may still send messages that matter as well
             self._check_singled_out()
         if any(entry.kind != FORGET for entry in told):
@@ -196,6 +202,14 @@ class Executor:
 
     def _ended_on_purpose(self, rank: int) -> bool:
         return self._steps is not None and max(self._trace.rank_traces[rank].marks, default=0) >= self._steps
+
+    def _unfold_experts(self) -> None:
+        """Raise FoldingInvalid where a group exchanges uneven parts and some of its members are represented."""
+        apart = [group for group in self._registry.uneven if len(group.live) < len(group.members)]
+        self._registry.uneven.clear()
+        if apart:
+            pairs = ((*pair, group.members) for group in apart for pair in pairwise(group.members))
+            raise FoldingInvalid(tuple(dict.fromkeys([*self._registry.p2p.unfolded, *pairs])))
 
     def _check_folding(self) -> None:
         self._check_singled_out()
@@ -273,13 +287,14 @@ def execute(
     slowdown: float = 1.0,
     trace: SimulationTrace | None = None,
     steps: int | None = None,
+    uneven_experts: bool = False,
     waiting: Waiting = lambda ranks, seconds: None,
 ) -> SimulationTrace:
     """Execute the live ranks until all have left.
 
     Args:
         sockets: the executor's end of each live rank's socket pair, blocking.
-        world, traffic, folding, slowdown, steps: as of `Executor`.
+        world, traffic, folding, slowdown, steps, uneven_experts: as of `Executor`.
         trace: where steps and activities are recorded; by default without activities.
         waiting: called about once a second while nothing comes: which ranks compute on their host, for how many s.
 
@@ -294,7 +309,9 @@ def execute(
         with suppress(ConnectionError):  # Reading will show that it is gone.
             sockets[rank].sendall(data)
 
-    executor = Executor(world, traffic, folding, reply, slowdown=slowdown, trace=trace, steps=steps)
+    executor = Executor(
+        world, traffic, folding, reply, slowdown=slowdown, trace=trace, steps=steps, uneven_experts=uneven_experts
+    )
     try:
         with _collecting_rarely():
             _serve(executor, sockets, waiting)

@@ -27,12 +27,17 @@ ALL_TO_ALL: Final = OPERATIONS.index("all_to_all")
 
 
 class CommRegistry:
-    """Groups, collectives and messages under way, shared by all ranks."""
+    """Groups, collectives and messages under way, shared by all ranks.
+
+    Attributes:
+        uneven: groups whose members have sent each other uneven parts.
+    """
 
     def __init__(self, world: VirtualWorld, traffic: NetworkTraffic, folding: Folding) -> None:
         self.starts = CommLaunches(world, traffic)
         self.p2p = P2PMatcher(self.starts, folding)
         self.schedules = GradientSchedules(self.starts, traffic, folding)
+        self.uneven: set[CommGroup] = set()
         self._folding, self._traffic = folding, traffic
         self._learnt: set[tuple[tuple[int, ...], int]] = set()
         self._groups: dict[tuple[tuple[int, ...], int], CommGroup] = {}
@@ -170,6 +175,8 @@ class SimulatedGpu:
         splits = None
         if entry.code == ALL_TO_ALL:
             splits, self._splits = self._splits, None
+            if splits is not None and len(set(splits)) > 1:
+                self._registry.uneven.add(group)
         root = part.root if part.code in ROOTED else None
         self._registry.collective(group, self.rank, root).post(part, splits)
         self._events[entry.a] = part.event

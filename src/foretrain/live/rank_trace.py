@@ -18,6 +18,7 @@ import numpy as np
 from foretrain.live.event_log import (
     ANNOTATION,
     COST,
+    EXPERTS,
     GATHERED,
     KERNEL,
     MEMORY,
@@ -121,6 +122,7 @@ class RankTrace:
         said_rank: another rank that the script of a fake world says its one process is, or None.
         gathered: world ranks whose objects were gathered, by the script's line that does.
         singled_out: world ranks that the script asks for, each with the line that does.
+        wrong_experts: arguments of the ConfigError of loads of experts that do not fit the script; else empty.
         traced: whether activities are kept.
         warmup: number of first steps that are not representative.
         status: with which exit status the rank has left, or None.
@@ -135,6 +137,7 @@ class RankTrace:
         self.steps: list[StepBreakdown] = []
         self.memory: dict[str, Any] = {}
         self.warnings: dict[str, int] = {}
+        self.wrong_experts: tuple[str, ...] = ()
         self.said_rank: int | None = None
         self.gathered: dict[str, set[int]] = {}
         self.singled_out: dict[int, str] = {}
@@ -221,6 +224,8 @@ class RankTrace:
             self.gathered.setdefault(place, set()).update(ranks)
         elif note.code == SINGLED_OUT:
             self.singled_out[note.a] = note.payload.decode()
+        elif note.code == EXPERTS:
+            self.wrong_experts = tuple(json.loads(note.payload))
         elif note.code == WARNING:
             text = note.payload.decode()
             self.warnings[text] = self.warnings.get(text, 0) + 1

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.device.gpu import overlap_slowdown
-from foretrain.errors import ForetrainError
+from foretrain.errors import ConfigError, ForetrainError
 from foretrain.live.device.settings import RankSettings
 from foretrain.live.executor import FoldingInvalid, execute
 from foretrain.live.folding import Folding, Message
@@ -128,7 +128,7 @@ class Refold:
                 self._heard.update(folding.live)
                 self._singled_out |= found.singled_out
                 places = [f"{place} asks for rank {rank}" for rank, place in found.singled_out.items()]
-                why = " and ".join(places) or "messages between them were seen"
+                why = " and ".join(places) or "messages between them, or uneven experts, were seen"
             except ScriptFailed as error:
                 if gathered := self._gathered(folding):
                     self._live = "all"
@@ -180,6 +180,7 @@ class Refold:
                     slowdown=slowdown,
                     trace=trace,
                     steps=settings.steps,
+                    uneven_experts=settings.experts is not None,
                     waiting=self._watch.waiting,
                 )
             except FoldingInvalid:
@@ -187,15 +188,25 @@ class Refold:
             except ForetrainError as error:
                 if (said := next((one.said_rank for one in trace.rank_traces.values()), None)) is not None:
                     raise _OtherRank(said) from None
+                _check_experts(trace)
                 check_memory(trace)
                 cause = cause_of(error, ranks, trace)
                 ranks.dismiss()
                 raise cause from None
+            _check_experts(trace)
             check_memory(trace)
             if failed := script_failure(trace):
                 raise failed
             _warn_of_copies(trace, folding)
         return RunOutcome(trace, folding, traffic, steps.carried)
+
+
+def _check_experts(trace: SimulationTrace) -> None:
+    """Raise ConfigError if the loads of experts do not fit the script's routers."""
+    wrong = next((one.wrong_experts for one in trace.rank_traces.values() if one.wrong_experts), None)
+    if wrong is not None:
+        field, value, problem, remedy = wrong
+        raise ConfigError(field, value, problem, remedy)
 
 
 def _gathered(trace: SimulationTrace, folding: Folding) -> dict[str, int]:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from foretrain.device import calls, preset_names
 from foretrain.device.gpu import forecast_range, host_launch, stack_factor
 from foretrain.errors import ConfigError
-from foretrain.live.device.settings import STAND_INS, WATCHED, RankSettings
+from foretrain.live.device.settings import STAND_INS, WATCHED, ExpertLoads, RankSettings
 from foretrain.live.folding import Folding
 from foretrain.live.forecast import Forecast, forecast_of
 from foretrain.live.network_traffic import NetworkTraffic
@@ -79,6 +79,7 @@ def simulate(
     memory: int | None = None,
     operators: Path | None = None,
     schedule: str | Spec | None = None,
+    experts: str = "balanced",
     watch: ProgressCallbacks | None = None,
     warm: WarmForkServers | None = None,
 ) -> Simulated:
@@ -100,6 +101,8 @@ def simulate(
         memory: bytes of GPU memory; overrides the preset, e.g. to find the peak that a script needs.
         operators: where to write the operators that were launched, for ``foretrain calibrate``.
         schedule: the policy that exchanges gradients in place of DistributedDataParallel's own; None leaves them to it.
+        experts: loads that routers give to their experts: balanced, lognormal(SIGMA[,SEED]) or a file; see
+            `foretrain.live.device.settings.ExpertLoads`.
         watch: callbacks that report progress.
         warm: what forks the ranks' fork server; None starts one.
 
@@ -122,6 +125,7 @@ def simulate(
         costs=costs and str(costs.absolute()),
         stand_ins=stand_ins,
         memory=memory,
+        experts=ExpertLoads.parse(experts),
         slow=_slow_ranks(where),
         measured_host=host == "measured",
     )

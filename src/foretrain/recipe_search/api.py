@@ -15,6 +15,7 @@ from foretrain.experiments.execution import Backend, check_workers, workers
 from foretrain.experiments.result_store import ResultStore
 from foretrain.launch import launched
 from foretrain.live.device import native_build
+from foretrain.live.device.settings import ExpertLoads
 from foretrain.network.deployment import Deployment
 from foretrain.network.deployment_notation import equipped, with_faults
 from foretrain.recipe_search import evaluation
@@ -70,6 +71,7 @@ def search(
     device: str | None = None,
     factor: str | float = 1.0,
     faults: Sequence[str] = (),
+    experts: str = "balanced",
     store: Path | None = None,
     budget: float | None = None,
     goal: Goal = "step",
@@ -94,6 +96,7 @@ def search(
         device: the cluster's GPUs, or a file of their measurements.
         factor: of the framework's efficiency, or its name.
         faults: of links and GPUs; see `foretrain.network.deployment_notation.with_faults`.
+        experts: loads of experts; see `foretrain.live.simulate.simulate`.
         store: folder that keeps outcomes, so that an interrupted search goes on; None keeps none.
         budget: seconds after which no simulation starts.
         goal: what to minimise for a token, or a step where the space does not say how many tokens it has: time, time
@@ -128,7 +131,9 @@ def search(
     assert where.device is not None
     bill = bill_of(where.device, where.total_gpus, price, failures, checkpoint_every, run_tokens)
     objective = _objective(goal, bill)
-    setting = RunSetting(cluster, module, str(factor), device, script_digest(words[0], module), tuple(faults))
+    loads = ExpertLoads.parse(experts)
+    digest = script_digest(words[0], module) + (repr(loads.rows) if loads is not None and loads.rows else "")
+    setting = RunSetting(cluster, module, str(factor), device, digest, tuple(faults), experts)
     deadline = float("inf") if budget is None else time.monotonic() + budget
     with ExitStack() as stack:
         folder = store or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="foretrain-")), "store")

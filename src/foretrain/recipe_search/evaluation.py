@@ -101,6 +101,7 @@ class RunSetting:
         device: the cluster's GPUs; None leaves those it has.
         digest: of the script's file.
         faults: of links and GPUs, see `foretrain.network.deployment_notation.with_faults`.
+        experts: loads of experts, see `foretrain.live.simulate.simulate`; of a file, its digest is part of ``digest``.
     """
 
     cluster: str
@@ -109,6 +110,7 @@ class RunSetting:
     device: str | None = None
     digest: str = ""
     faults: tuple[str, ...] = ()
+    experts: str = "balanced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,7 @@ def run(asked: RecipeRun) -> RunResult:
             steps=asked.steps,
             factor=asked.setting.factor,
             calibration=calibration,
+            experts=asked.setting.experts,
             watch=ProgressCallbacks(waiting=_give_up),
             warm=warm,
         )

@@ -43,6 +43,7 @@ from foretrain.live.device import (
     streams,
     triton_kernels,
 )
+from foretrain.live.device.expert_loads import Routers
 from foretrain.live.device.operator_cost import HostOptimizerStep, local_part
 from foretrain.live.device.settings import RankSettings
 from foretrain.torch_version import replace_cuda_kernels
@@ -138,11 +139,16 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
     stand_ins.install(settings.stand_ins, partial(_tell_stand_in, settings))
     # What is measured is charged already.
     host = None if settings.measured_host else HostOptimizerStep(device.spend, warn)
-    _Steps(device, prices, settings.steps, watchdog, host)
+    routers = None if settings.experts is None else Routers(device, settings.experts)
+    if routers is not None:
+        routers.install()
+    _Steps(device, prices, settings.steps, watchdog, host, routers)
     with _scheduled(device, settings):
         status, failure = script.run(settings, rank)
     if settings.folded and (hidden := process_groups.hidden_siblings(settings.world)):
         warn(hidden)
+    if routers is not None and not routers.found:
+        warn("the loads of --experts changed nothing: no counted choices of a router's topk or argmax were seen")
     if settings.operators is not None:
         prices.write(f"{settings.operators}{rank}")
     _note_memory(device, _out_of_memory(failure))
@@ -213,9 +219,10 @@ class _Steps:
         wanted: int | None,
         watchdog: _Watchdog,
         host: HostOptimizerStep | None,
+        routers: Routers | None,
     ) -> None:
         self._device, self._prices, self._wanted, self._watchdog = device, prices, wanted, watchdog
-        self._host = host
+        self._host, self._routers = host, routers
         self._made: dict[int, int] = {}
         # By identity: a reference would keep a state that the script has dropped in memory.
         self._states: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
@@ -257,6 +264,8 @@ class _Steps:
         if made <= self.done:
             return
         self.done = made
+        if self._routers is not None:
+            self._routers.step = made
         self._watchdog.step()
         device.note(device.STEP, made, device.record(), b"")
         device.end_memory_step()

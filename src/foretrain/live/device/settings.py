@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import math
+import random
+import re
+import tomllib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from foretrain.device import Device, preset
 from foretrain.device.calibration import Calibration, load
+from foretrain.errors import ConfigError
 from foretrain.units import MICROSECOND, Time
 
 LAUNCH: Time = 6 * MICROSECOND
@@ -15,6 +24,90 @@ WATCHED = 2
 """Steps to watch before a policy schedules. The first pays for allocations; in virtual time more are alike."""
 STAND_INS = ("apex", "flash_attn", "transformer_engine", "triton")
 """Libraries that can be stood in for."""
+
+
+_LOGNORMAL = re.compile(r"lognormal\(([^,()]+)(?:,([^,()]+))?\)")
+_LOADS_REMEDY = "write balanced, lognormal(0.3), lognormal(0.3,SEED), or a file of loads"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLoads:
+    """Loads that routers give to their experts, relative to each other.
+
+    Attributes:
+        text: as the user wrote them.
+        sigma: standard deviation of the loads' logarithms, drawn anew for each router and step.
+        seed: of the draws.
+        rows: loads of the experts, the same in all steps: one row for all routers, or one for each; empty to draw.
+    """
+
+    text: str
+    sigma: float = 0.0
+    seed: int = 0
+    rows: tuple[tuple[float, ...], ...] = ()
+
+    @staticmethod
+    def parse(text: str) -> ExpertLoads | None:
+        """Return the loads that ``text`` means: ``lognormal(SIGMA[,SEED])`` or a file; None for ``balanced``.
+
+        A file is .csv, a router in each row; or .json or .toml with ``loads``, one list or a list of lists.
+
+        Raises:
+            ConfigError: it is none of these, or the file has no loads.
+        """
+        if text == "balanced":
+            return None
+        if text.startswith("lognormal"):
+            found = _LOGNORMAL.fullmatch(text.replace(" ", ""))
+            try:
+                sigma, seed = (float(found[1]), int(found[2] or 0)) if found else (math.nan, 0)
+            except ValueError:
+                sigma, seed = math.nan, 0
+            if not 0 <= sigma < math.inf:
+                raise ConfigError("experts", text, "needs a standard deviation of 0 or more", _LOADS_REMEDY)
+            return ExpertLoads(text, sigma, seed)
+        path = Path(text)
+        if not path.is_file():
+            raise ConfigError("experts", text, "is neither a distribution of loads nor a file", _LOADS_REMEDY)
+        return ExpertLoads(text, rows=_rows(path))
+
+    def weights(self, router: int, step: int, experts: int) -> Sequence[float]:
+        """Return the relative loads of ``experts`` experts of a router in a step.
+
+        Raises:
+            ConfigError: the file has another number of experts or of routers.
+        """
+        if not self.rows:
+            drawn = random.Random(f"{self.seed}/{router}/{step}")
+            return [math.exp(self.sigma * drawn.gauss(0.0, 1.0)) for _ in range(experts)]
+        if len(self.rows) > 1 and router >= len(self.rows):
+            problem = f"has loads of {len(self.rows)} routers, and the script has more"
+            raise ConfigError("experts", self.text, problem, "give one row for each, or one for all")
+        row = self.rows[router if len(self.rows) > 1 else 0]
+        if len(row) != experts:
+            problem = f"has loads of {len(row)} experts, and a router of the script has {experts}"
+            raise ConfigError("experts", self.text, problem, "give one load for each expert")
+        return row
+
+
+def _rows(path: Path) -> tuple[tuple[float, ...], ...]:
+    """Return the loads in a file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".csv":
+            loads: Any = [[float(cell) for cell in row] for row in csv.reader(text.splitlines()) if row]
+        else:
+            loads = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+            loads = loads["loads"] if isinstance(loads, dict) else loads
+        rows = loads if isinstance(loads[0], list) else [loads]
+        found = tuple(tuple(float(load) for load in row) for row in rows)
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        remedy = "write .csv with a router in each row, or .json or .toml with loads = [[3, 1, 1, 2]]"
+        raise ConfigError("experts", str(path), f"has no loads of experts ({error})", remedy) from None
+    for row in found:
+        if not all(0 <= load < math.inf for load in row) or not sum(row):
+            raise ConfigError("experts", str(path), f"has the loads {row[:8]}", "write loads of 0 or more, not all 0")
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +134,7 @@ class RankSettings:
         stand_ins: libraries to stand in for where they are not installed; see `foretrain.live.device.stand_ins`.
         operators: where to write which operators were launched, with the rank behind it, or None.
         schedule: the policy that exchanges gradients in place of DistributedDataParallel's own; None leaves them to it.
+        experts: loads that routers give to their experts; None for even ones.
         memory: bytes of GPU memory, overriding the preset, or None.
         reserve: bytes of a GPU's memory that PyTorch does not see: CUDA's context and NCCL's buffers.
     """
@@ -66,6 +160,7 @@ class RankSettings:
     stand_ins: tuple[str, ...] = STAND_INS
     operators: str | None = None
     schedule: str | None = None
+    experts: ExpertLoads | None = None
 
     def to_json(self) -> str:
         """Encode for `from_json`, in another process."""
@@ -75,11 +170,13 @@ class RankSettings:
     def from_json(text: str) -> RankSettings:
         """Decode the output of `to_json`."""
         fields = json.loads(text)
+        if (experts := fields["experts"]) is not None:
+            fields["experts"] = ExpertLoads(**experts | {"rows": tuple(map(tuple, experts["rows"]))})
         return RankSettings(**fields | {name: tuple(fields[name]) for name in ("script", "stand_ins", "slow")})
 
     def of_device(self) -> RankSettings:
         """Return these without what the activation of a device, and what is imported then, does not depend on."""
-        return replace(self, script=self.script[:1], store="", movable=False, steps=None, operators=None)
+        return replace(self, script=self.script[:1], store="", movable=False, steps=None, operators=None, experts=None)
 
     def measured(self) -> tuple[Device, Calibration | None]:
         """Return the device, and what was measured on it.

@@ -2,11 +2,15 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ExpandUtils.h>
+#include <ATen/WrapDimUtils.h>
 #include <ATen/WrapDimUtilsMulti.h>
 #include <ATen/ops/nonzero.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <unordered_map>
 
 #include "kernels.hpp"
@@ -19,6 +23,36 @@ using at::Tensor;
 using c10::IValue;
 using Arguments = c10::ArrayRef<IValue>;
 using Results = std::vector<IValue>;
+using Loads = std::vector<std::int64_t>;
+
+std::function<std::int64_t()> draw_of_router;
+std::function<Loads(std::int64_t, std::int64_t, std::int64_t, std::int64_t)> loads_of_draw;
+
+// Part of a map of choices that a view shows: the dimension of experts, -1 where it shows one of them; the first; how many.
+struct Portion {
+  std::int64_t dim, first, count;
+};
+
+std::optional<Portion> portion_of(const Tensor& map, const Choice& choice) {
+  if (!choice.draw || !choice.stride || !map.numel()) return std::nullopt;
+  Portion portion{-1, map.storage_offset() / choice.stride % choice.experts, 1};
+  for (std::int64_t dim = 0; dim < map.dim(); ++dim) {
+    auto stride = map.stride(dim), size = map.size(dim);
+    if (size == 1 || stride % (choice.stride * choice.experts) == 0) continue;
+    if (stride == choice.stride && portion.dim < 0 && portion.first + size <= choice.experts)
+      portion = {dim, portion.first, size};
+    else if (stride * size > choice.stride)
+      return std::nullopt;
+  }
+  return portion;
+}
+
+// How many ones each expert has in a map of which `map` shows a portion.
+Loads loads_in(const Tensor& map, const StorageBlock& block, const Portion& portion) {
+  auto tokens = map.numel() / portion.count;
+  auto total = std::llround(block.ones * static_cast<double>(tokens * block.choice.experts));
+  return loads_of_draw(block.choice.draw, block.choice.experts, total, block.choice.top);
+}
 
 Tensor unknown(c10::IntArrayRef sizes, at::ScalarType type) {
   return at::detail::empty_generic(sizes, &device_memory(), c10::DispatchKeySet(c10::DispatchKey::CUDA), type,
@@ -39,6 +73,20 @@ Tensor balanced(std::int64_t total, c10::IntArrayRef shape, at::ScalarType type)
   return counts;
 }
 
+// The same as a router of experts has chosen, if there is one for each element.
+Tensor counted(const Tensor& chosen, c10::IntArrayRef shape, at::ScalarType type) {
+  auto block = block_of(chosen);
+  auto total = chosen.numel();
+  if (!block || !block->choice.draw || block->choice.stride || shape[0] != block->choice.experts)
+    return balanced(total, shape, type);
+  const auto& choice = block->choice;
+  auto loads = loads_of_draw(choice.draw, choice.experts, total, choice.top);
+  auto counts = balanced(total, shape, type);
+  at::AutoDispatchBelowADInplaceOrView below;
+  on_cpu(counts).copy_(at::tensor(loads, at::kLong));
+  return counts;
+}
+
 void tell(const char* what, const Tensor& values, const char* taken) {
   unreal_read(c10::str(what, " ", values.numel(), " ", values.scalar_type(), " values (taken to be ", taken, ")"));
 }
@@ -49,7 +97,7 @@ Results bincount(Arguments arguments) {
   TORCH_CHECK(bins > 0, "aten::bincount of values that no GPU has computed: how many bins there are cannot be known; "
               "give it minlength");
   tell("the histogram of", values, "balanced");
-  if (!arguments[1].isTensor()) return {balanced(values.numel(), {bins}, at::kLong)};
+  if (!arguments[1].isTensor()) return {counted(values, {bins}, at::kLong)};
   bool single = arguments[1].toTensor().scalar_type() == at::kFloat;
   return {unknown({bins}, single ? at::kFloat : at::kDouble)};
 }
@@ -57,7 +105,7 @@ Results bincount(Arguments arguments) {
 Results histc(Arguments arguments) {
   const Tensor& values = arguments[0].toTensor();
   tell("the histogram of", values, "balanced");
-  return {balanced(values.numel(), {arguments[1].toInt()}, values.scalar_type())};
+  return {counted(values, {arguments[1].toInt()}, values.scalar_type())};
 }
 
 // Elements of `mask` that are not zero; see Note [Expectations].
@@ -65,6 +113,11 @@ std::int64_t chosen(const Tensor& mask) {
   auto block = block_of(mask);
   bool scattered = block && block->ones > 0;
   tell("the number of non-zeros among", mask, scattered ? "as many as were scattered" : "all");
+  auto portion = block ? portion_of(mask, block->choice) : std::nullopt;
+  if (scattered && portion) {
+    auto loads = loads_in(mask, *block, *portion);
+    return std::accumulate(loads.begin() + portion->first, loads.begin() + portion->first + portion->count, std::int64_t{0});
+  }
   return scattered ? std::llround(block->ones * static_cast<double>(mask.numel())) : mask.numel();
 }
 
@@ -86,8 +139,16 @@ Results scatter_one(Arguments arguments, bool in_place) {
   if (!counts || !target.numel()) return {};
   auto result = in_place ? target : unknown(target.sizes(), target.scalar_type());
   lose(result);
-  if (auto block = block_of(result); block && block->bytes == result.nbytes())
+  auto from = block_of(index);
+  Choice choice = from ? from->choice : Choice{};
+  auto dim = target.dim() ? at::maybe_wrap_dim(arguments[1].toInt(), target.dim()) : 0;
+  if (auto block = block_of(result); block && block->bytes == result.nbytes()) {
+    if (choice.draw && !choice.stride && target.dim() && target.size(dim) == choice.experts) {
+      choice.stride = result.stride(dim);
+      block->choice = choice;
+    }
     block->ones = std::min(1.0, static_cast<double>(index.numel()) / static_cast<double>(target.numel()));
+  }
   return {result};
 }
 
@@ -113,7 +174,38 @@ Results sum(Arguments arguments) {
   auto type = at::isIntegralType(values.scalar_type(), true) ? at::kLong : values.scalar_type();
   if (!arguments[3].isNone()) type = arguments[3].toScalarType();
   if (c10::multiply_integers(shape) * c10::elementSize(type) > static_cast<std::int64_t>(SMALL)) return {};
-  return {balanced(chosen(values), shape, type)};
+  auto counts = balanced(chosen(values), shape, type);
+  auto portion = portion_of(values, block->choice);
+  if (!portion || portion->dim < 0 || summed[static_cast<std::size_t>(portion->dim)]) return {counts};
+  auto loads = loads_in(values, *block, *portion);
+  at::AutoDispatchBelowADInplaceOrView below;
+  auto dim = portion->dim;
+  for (std::int64_t before = 0; before < portion->dim; ++before)
+    dim -= summed[static_cast<std::size_t>(before)] && !arguments[2].toBool();
+  auto target = on_cpu(counts);
+  for (std::int64_t expert = 0; expert < portion->count; ++expert) {
+    auto own = target.select(dim, expert);
+    auto load = loads[static_cast<std::size_t>(portion->first + expert)];
+    auto parts = at::full({own.numel()}, load / own.numel(), at::kLong);
+    parts.narrow(0, 0, load % own.numel()).add_(1);
+    own.copy_(parts.view(own.sizes()));
+  }
+  return {counts};
+}
+
+// (indices, expert): a mask of where a router has chosen one expert.
+Results is_expert(Arguments arguments) {
+  const Tensor& values = arguments[0].toTensor();
+  auto block = block_of(values);
+  if (!block || !block->choice.draw || block->choice.stride || !arguments[1].toScalar().isIntegral(false)) return {};
+  auto expert = arguments[1].toScalar().toLong();
+  const auto& choice = block->choice;
+  if (expert < 0 || expert >= choice.experts) return {};
+  auto loads = loads_of_draw(choice.draw, choice.experts, values.numel(), choice.top);
+  auto mask = unknown(values.sizes(), at::kBool);
+  if (auto made = block_of(mask))
+    made->ones = static_cast<double>(loads[static_cast<std::size_t>(expert)]) / static_cast<double>(values.numel());
+  return {mask};
 }
 
 Results sum_of_all(Arguments arguments) { return sum({arguments[0], IValue(), false, arguments[1]}); }
@@ -195,6 +287,7 @@ Expectation expectation_of(const std::string& name, const std::string& overload)
       {"aten::histc", &histc},
       {"aten::nonzero", &nonzero},
       {"aten::masked_select", &masked_select},
+      {"aten::eq.Scalar", &is_expert},
       {"aten::scatter.value", &scatter},
       {"aten::scatter_.value", &scatter_},
       {"aten::sum", &sum_of_all},
@@ -212,6 +305,43 @@ Expectation expectation_of(const std::string& name, const std::string& overload)
   };
   auto found = known.find(overload.empty() ? name : name + "." + overload);
   return found == known.end() ? nullptr : found->second;
+}
+
+void set_routers(std::function<std::int64_t()> draw,
+                 std::function<Loads(std::int64_t, std::int64_t, std::int64_t, std::int64_t)> counts) {
+  draw_of_router = std::move(draw);
+  loads_of_draw = std::move(counts);
+}
+
+bool routers_draw() { return static_cast<bool>(draw_of_router); }
+
+Choice choice_of(const std::string& name, c10::ArrayRef<IValue> arguments) {
+  bool top = name == "aten::topk", argmax = name == "aten::argmax";
+  if (top || argmax || name == "aten::max") {
+    int at = top ? 2 : 1;
+    if (static_cast<int>(arguments.size()) <= at || !arguments[at].isInt() || !arguments[0].isTensor()) return {};
+    const Tensor& scores = arguments[0].toTensor();
+    if (!scores.dim()) return {};
+    auto experts = scores.size(at::maybe_wrap_dim(arguments[at].toInt(), scores.dim()));
+    return {draw_of_router(), experts, top ? arguments[1].toInt() : 1, 0};
+  }
+  for (const auto& argument : arguments) {
+    if (!argument.isTensor()) continue;
+    if (auto block = block_of(argument.toTensor()); block && block->choice.draw && !block->choice.stride)
+      return block->choice;
+  }
+  return {};
+}
+
+Choice copied_choice(const Tensor& target, const Tensor& source) {
+  auto block = block_of(source);
+  if (!block || !block->choice.draw) return {};
+  Choice choice = block->choice;
+  if (!choice.stride) return choice;
+  auto portion = portion_of(source, choice);
+  if (!portion || portion->dim < 0 || portion->count != choice.experts) return {};
+  choice.stride = target.stride(portion->dim);
+  return choice;
 }
 
 void expand_masks(const std::string& name, c10::IValue* arguments) {

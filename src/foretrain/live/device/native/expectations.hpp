@@ -3,8 +3,11 @@
 
 #include <ATen/core/ivalue.h>
 
+#include <functional>
 #include <string>
 #include <vector>
+
+#include "memory.hpp"
 
 namespace foretrain {
 
@@ -22,6 +25,19 @@ using Expectation = std::vector<c10::IValue> (*)(c10::ArrayRef<c10::IValue> argu
 // As on a GPU, masks among the indices of `index` and `index_put` are replaced by where they are true, for which the host
 // waits; but not where one value is put, which is a masked fill. `arguments` are the operator's, on the stack.
 void expand_masks(const std::string& name, c10::IValue* arguments);
+
+// # Note [Routers]
+// Where loads of experts are given, indices that `topk`, `argmax` or `max` return are taken to be a router's choice. Its
+// storage remembers the draw, and so do copies, sorted and scattered ones: then histograms, sums of maps, and masks of one
+// expert hold the loads of that draw, which Python knows. Without loads nothing is remembered, and all are balanced.
+void set_routers(std::function<std::int64_t()> draw,
+                 std::function<std::vector<std::int64_t>(std::int64_t draw, std::int64_t experts, std::int64_t total,
+                                                         std::int64_t top)> counts);
+bool routers_draw();
+// What is chosen by an operator of these arguments, or what they hold that was; before it runs.
+Choice choice_of(const std::string& name, c10::ArrayRef<c10::IValue> arguments);
+// What `target` holds that `source` is copied to.
+Choice copied_choice(const at::Tensor& target, const at::Tensor& source);
 
 // Null for operators that need none. `name` is with namespace and overload.
 Expectation expectation_of(const std::string& name, const std::string& overload);

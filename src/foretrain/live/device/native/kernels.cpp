@@ -285,6 +285,9 @@ class Call {
 
   void run() {
     OnDevice here(device_of(arguments()));
+    Choice choice;
+    if (routers_draw() && !op_.view && !op_.heavy && !op_.expectation && !Shapes::at_work())
+      choice = choice_of(op_.name, arguments());
     if (op_.indexes && !Shapes::at_work()) expand_masks(op_.name, &argument(0));
     key_.reserve(64);
     key_.push_back(reinterpret_cast<std::int64_t>(&op_));
@@ -313,6 +316,7 @@ class Call {
         infer();
       succeed();
     }
+    if (choice.draw) remember_choice(choice);
     if (!op_.view) launch(entry->cost);
     if (op_.dynamic && op_.expectation && !Shapes::at_work()) log().ask(wire::STREAM, current_key(current_device()));
   }
@@ -429,6 +433,15 @@ class Call {
     // The check for overflow writes only if it finds one, and what is not there overflows nowhere.
     if (op_.name == "aten::_amp_foreach_non_finite_check_and_unscale_") return;
     for (int k : op_.written) for_each_tensor(argument(k), [](const at::Tensor& tensor) { lose(tensor); });
+  }
+
+  // See Note [Routers]. What was computed from a choice is taken for one where it is of integers.
+  void remember_choice(const Choice& choice) {
+    for (const auto& result : results())
+      for_each_tensor(result, [&](const at::Tensor& tensor) {
+        auto block = block_of(tensor);
+        if (block && !block->real && at::isIntegralType(tensor.scalar_type(), false)) block->choice = choice;
+      });
   }
 
   // See Note [Expectations].

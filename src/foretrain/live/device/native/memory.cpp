@@ -360,6 +360,7 @@ void set_real(const at::Tensor& tensor, bool real) {
   if (auto block = block_of(tensor)) {
     block->real = real;
     block->ones = 0;
+    block->choice = {};
   }
 }
 
@@ -367,6 +368,7 @@ void lose(const at::Tensor& tensor) {
   if (auto block = block_of(tensor)) {
     block->real = false;
     block->ones = 0;
+    block->choice = {};
     block->pending = nullptr;
     std::free(std::exchange(block->values, nullptr));
   }

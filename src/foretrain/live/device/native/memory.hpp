@@ -25,6 +25,14 @@ class Delivery {
   virtual void deliver() = 0;
 };
 
+// What a router of experts has chosen, where a storage holds that: see Note [Routers].
+struct Choice {
+  std::int64_t draw = 0;     // of the router; 0 where there is none
+  std::int64_t experts = 0;  // that it chooses from
+  std::int64_t top = 1;      // that it chooses for each token
+  std::int64_t stride = 0;   // of a map: element i is of expert i / stride % experts; 0 where elements are experts' numbers
+};
+
 // Memory behind a storage. Values, where there are any, are in ordinary memory.
 struct StorageBlock {
   Address address = 0;  // the allocator's once `charged`; tensors that a shape function makes on the way are not
@@ -33,6 +41,7 @@ struct StorageBlock {
   bool charged = false;
   bool real = false;     // the values are what a GPU would have computed
   double ones = 0;       // share of its elements that are 1, if all others are 0 and which they are is not known; else 0
+  Choice choice;
   char* values = nullptr;
   std::shared_ptr<Delivery> pending;
 };

@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "device.hpp"
+#include "expectations.hpp"
 #include "group.hpp"
 #include "kernels.hpp"
 #include "memory.hpp"
@@ -74,6 +75,18 @@ void take_on_unreal_read(py::function function) {
     py::gil_scoped_acquire lock;
     (*call)(what);
   });
+}
+
+void take_routers(py::function draw, py::function counts) {
+  set_routers(
+      [call = kept(std::move(draw))] {
+        py::gil_scoped_acquire lock;
+        return (*call)().cast<std::int64_t>();
+      },
+      [call = kept(std::move(counts))](std::int64_t draw, std::int64_t experts, std::int64_t total, std::int64_t top) {
+        py::gil_scoped_acquire lock;
+        return (*call)(draw, experts, total, top).cast<std::vector<std::int64_t>>();
+      });
 }
 
 // DDP's reducer times itself with one.
@@ -189,6 +202,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("native_operators", &native_operators);
   m.def("set_price", &take_price);
   m.def("set_on_unreal_read", &take_on_unreal_read);
+  m.def("set_routers", &take_routers);
 
   m.def("set_capability", [](int major, int minor) { set_capability(10 * major + minor); });
   m.def("set_device_count", &set_device_count);

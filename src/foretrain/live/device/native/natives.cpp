@@ -13,6 +13,7 @@
 #include <torch/library.h>
 
 #include "device.hpp"
+#include "expectations.hpp"
 #include "kernels.hpp"
 #include "memory.hpp"
 
@@ -161,7 +162,10 @@ Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
     else
       lose(self);
     auto from = block_of(source), to = block_of(self);
-    if (from && to && to->bytes == self.nbytes()) to->ones = from->ones;
+    if (from && to && to->bytes == self.nbytes()) {
+      to->ones = from->ones;
+      to->choice = copied_choice(self, source);
+    }
   }
   if (Shapes::at_work()) return self;
   OnDevice here(self.is_cuda() ? self.device().index() : source.device().index());
