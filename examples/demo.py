@@ -88,7 +88,7 @@ def compare(workload: ft.Workload, cluster: str, console: Console, out: Path) ->
     limit = found.baseline.iteration_time / found.bound.time
     table.add_row("optimum T*", format_time(found.bound.time), f"{limit:.2f}×", "")
     console.print(table)
-    console.print(f"\n{found.advice.text}")
+    console.print(f"\n{found.advice.text}", soft_wrap=True)
     page(found, out)
     console.print(f"[dim]wrote {out}[/dim]")
 
@@ -151,7 +151,8 @@ def main() -> None:
     recorded = record(out / "resnet18.toml")
     compare(recorded, "4 workers @ 1Gbps", console, out / "resnet18.html")
     console.print(
-        f"{pays_from(recorded)}\n\nNext: foretrain record train.py:setup --out mine.toml, and compare your own step."
+        f"{pays_from(recorded)}\n\nNext: foretrain record train.py:setup --out mine.toml, and compare your own step.",
+        soft_wrap=True,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -16,12 +17,16 @@ import msgspec
 
 from foretrain.errors import ConfigError
 
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Codes of the system's errors where a disk, or the user's share of it, is full."""
+
 
 def write_atomically(path: str | os.PathLike[str], data: str | bytes | Iterable[bytes | memoryview]) -> None:
     """Write ``data`` (text as UTF-8; or piece by piece) to ``path`` in one step, and nothing on failure or Ctrl-C.
 
     A symbolic link is followed and stays a link. What is no regular file (a pipe, ``/dev/stdout``) cannot be
-    replaced and is written straight. Raises ConfigError when the system refuses.
+    replaced and is written straight. Raises ConfigError when the system refuses, from the system's error, which names
+    ``path``.
     """
     pieces = [data.encode()] if isinstance(data, str) else [data] if isinstance(data, bytes) else data
     try:
@@ -31,8 +36,10 @@ def write_atomically(path: str | os.PathLike[str], data: str | bytes | Iterable[
         else:
             _replace(target, pieces)
     except OSError as error:
+        error.filename = os.fspath(path)
         problem = f"cannot be written ({error.strerror or error})"
-        raise ConfigError("path", os.fspath(path), problem, "choose a file in a folder you may write to") from error
+        remedy = "free some space" if error.errno in NO_ROOM else "choose a file in a folder you may write to"
+        raise ConfigError("path", os.fspath(path), problem, remedy) from error
 
 
 def read_text(path: str | os.PathLike[str], field: str, remedy: str) -> str:

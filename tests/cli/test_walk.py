@@ -42,7 +42,16 @@ def test_every_command_has_help_and_answers_what_is_mistyped_or_missing(capsys):
             main([*words, "--help"])
         shown = capsys.readouterr().out
         assert f"foretrain {' '.join(words)}" in shown
-        for ugly in ("{None}", "PATH", " STR", "TEXT", "(default: None)", "(default: )"):
+        for ugly in (
+            "{None}",
+            "PATH",
+            " STR",
+            "TEXT",
+            "(default: None)",
+            "(default: )",
+            "(default: none)",
+            "(default: False)",
+        ):
             assert ugly not in shown, words
         if words in leaves:
             told = refused([*words, "--no-such-option"], capsys)
@@ -58,6 +67,15 @@ def test_every_command_has_help_and_answers_what_is_mistyped_or_missing(capsys):
     )
 
 
+TRAIN = """
+import torch
+
+model = torch.nn.Linear(2, 2).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    model(torch.ones(1, 2, device="cuda")).sum().backward()
+    optimizer.step()
+"""
 RECORD = """
 import torch
 
@@ -138,6 +156,36 @@ def test_a_full_disk_gives_one_line_and_status_1(arguments):
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "foretrain: nothing more can be written: No space left on device"
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("bound", *HERE, "--json", "/dev/full"),
+        ("compare", *HERE, "--schedules", "ddp", "--no-tune", "--html", "/dev/full"),
+        ("schedule", *HERE, "--out", "/dev/full"),
+        ("record", "step.py:setup", "--iterations", "2", "--out", "/dev/full"),
+        ("simulate", "--cluster", "H100", "--json", "/dev/full", "--", "train.py"),
+    ],
+    ids=lambda value: value[0],
+)
+def test_a_file_on_a_full_disk_gives_one_line_and_status_1(arguments, tmp_path):
+    (tmp_path / "step.py").write_text(RECORD)
+    (tmp_path / "train.py").write_text(TRAIN)
+    done = foretrain(*arguments, cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "foretrain: nothing more can be written to /dev/full: No space left on device"
+    )
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.process
+def test_notices_of_a_simulation_are_whole_lines_in_a_log(tmp_path):
+    (tmp_path / "train.py").write_text(TRAIN)
+    told = foretrain("simulate", "--cluster", "H100", "--", "train.py", cwd=tmp_path).stderr
+    assert any(line.startswith("foretrain: Simulated GPUs: ") and line.endswith(".") for line in told.splitlines())
 
 
 def test_completion_knows_every_command_and_its_options(capsys):

@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import wraps
 from io import BytesIO, TextIOWrapper
 from itertools import takewhile
 from pathlib import Path
@@ -86,6 +87,25 @@ def _optional(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
         is_instance=lambda value: value is None or made.is_instance(value),
         str_from_instance=lambda value: ["none"] if value is None else made.str_from_instance(value),
     )
+
+
+def leave_out_empty_defaults() -> None:
+    """Let help name no default of an argument that is none, nor of a flag, which is off without it."""
+    from tyro import _arguments  # pyright: ignore[reportPrivateUsage], tyro has no setting for it
+
+    shown: Any = _arguments.generate_argument_helptext
+    if hasattr(shown, "__wrapped__"):
+        return
+
+    @wraps(shown)
+    def without(argument: Any, lowered: Any, *rest: Any, **options: Any) -> Any:
+        field = argument.field
+        if field.argconf.help_behavior_hint is None and (field.default is None or field.default is False):
+            silent = dataclasses.replace(field.argconf, help_behavior_hint="")
+            argument = dataclasses.replace(argument, field=dataclasses.replace(field, argconf=silent))
+        return shown(argument, lowered, *rest, **options)
+
+    _arguments.generate_argument_helptext = without
 
 
 Result = TypeVar("Result")

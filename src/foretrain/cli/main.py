@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import inspect
 import os
 import re
@@ -16,14 +15,14 @@ from functools import partial, wraps
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn, get_type_hints
 
 import tyro
 from tyro.extras import SubcommandApp
 
 from foretrain import __version__
 from foretrain.cli import accuracy, lab, topology
-from foretrain.cli.arguments import ARGUMENT_TYPES, parsed, widen_piped_output
+from foretrain.cli.arguments import ARGUMENT_TYPES, leave_out_empty_defaults, parsed, widen_piped_output
 from foretrain.cli.calibrate import calibrate
 from foretrain.cli.compare import bound, catalog, compare, explore, schedule
 from foretrain.cli.completion import completion
@@ -40,7 +39,7 @@ from foretrain.cli.sweep import grid, sweep
 from foretrain.cli.tolerance import tolerance
 from foretrain.cli.topology import collective, share
 from foretrain.errors import ConfigError, ForetrainError, unknown
-from foretrain.files import json_alone_on_stdout
+from foretrain.files import NO_ROOM, json_alone_on_stdout
 
 _GROUPS: Mapping[str, tuple[Callable[..., None] | tuple[str, ModuleType], ...]] = {
     "Forecast": (compare, plan, what_if, grid, sweep, schedule, bound),
@@ -50,7 +49,6 @@ _GROUPS: Mapping[str, tuple[Callable[..., None] | tuple[str, ModuleType], ...]] 
     "More": (explore, ("lab", lab), catalog, completion),
 }
 """Commands as the overview shows them; one with commands of its own is a name and a module."""
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 _HELP_WIDTH = "100"
 """Columns of help where stdout is no terminal."""
 _RUN_SCRIPTS = ("run", "simulate", "search")
@@ -72,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             sys.stdout.flush()  # of help; where it cannot be written, that is told as of all else
             raise
     except ForetrainError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_ROOM:
+            _end_for_want_of_room(error.__cause__)
         sys.stderr.write(f"foretrain: {error}\n")
         sys.exit(2)
     except KeyboardInterrupt:
@@ -89,13 +89,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # The reader of stdout, e.g. head, has ended.
         sys.stderr.close()
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        if error.errno not in NO_ROOM:
             raise
-        where = f" to {error.filename}" if error.filename else ""
-        sys.stderr.write(f"foretrain: nothing more can be written{where}: {error.strerror}\n")
-        # What is left in the buffer would be written, and fail, once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
-        sys.exit(1)
+        _end_for_want_of_room(error)
+
+
+def _end_for_want_of_room(error: OSError) -> NoReturn:
+    """Say in one line that the disk is full, and exit with 1."""
+    where = f" to {error.filename}" if error.filename else ""
+    sys.stderr.write(f"foretrain: nothing more can be written{where}: {error.strerror}\n")
+    # What is left in the buffer would be written, and fail, once more.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+    sys.exit(1)
 
 
 def _run(arguments: list[str]) -> None:
@@ -114,6 +119,8 @@ def _run(arguments: list[str]) -> None:
         os.environ.setdefault("COLUMNS", _HELP_WIDTH)
     elif arguments[0] not in _RUN_SCRIPTS:
         widen_piped_output()
+    if _wants_help(arguments):
+        leave_out_empty_defaults()
     if arguments[:1] == ["run"]:
         run_command(arguments[1:])
         return
@@ -185,7 +192,12 @@ def _deferred(command: Callable[..., None]) -> Any:
 
     # Lines of an argument's description are joined, because tyro would break help where the source does.
     call.__doc__ = re.sub(r"\n {8}(?=\S)", " ", inspect.getdoc(command) or "")
-    return call
+    # tyro would take the description, with its breaks, from the wrapped function.
+    call.__annotations__ = get_type_hints(command, include_extras=True)
+    made: Any = call
+    made.__signature__ = inspect.signature(command)
+    del made.__wrapped__
+    return made
 
 
 def _wants_help(arguments: Sequence[str]) -> bool:

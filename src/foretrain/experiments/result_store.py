@@ -118,7 +118,7 @@ class ResultStore(Generic[R]):
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             problem = f"cannot be used ({error.strerror or error})"
-            raise ConfigError("journal", str(folder), problem, "name an output in a folder you may write to") from None
+            raise ConfigError("journal", str(folder), problem, "name an output in a folder you may write to") from error
 
     def __enter__(self) -> Self:
         try:

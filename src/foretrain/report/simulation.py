@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Mapping
 
@@ -54,7 +55,8 @@ class SimulationProgress:
     """
 
     def __init__(self, steps: int | None) -> None:
-        self._console = Console(stderr=True, highlight=False)
+        # A log gets whole lines: rich would cut them at 80.
+        self._console = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
         self._steps = steps
         self._bars = Bars(
             SpinnerColumn(),
