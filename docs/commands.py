@@ -16,7 +16,7 @@ PAGE = Path(__file__).parent / "reference" / "cli.md"
 SHARED = {"scenario options": "The scenario", "fidelity options": "The fidelity of a network"}
 """Boxes of help that several commands have, and the section that describes each once."""
 HEAD = ["| option | meaning | default |", "|---|---|---|"]
-DEFAULTS = {"default: none": "", "default: True": "on", "default: False": "off", "required": "required", "optional": ""}
+DEFAULTS = {"": "", "default: True": "on", "required": "required", "optional": ""}
 
 
 def rewritten(page: str) -> str:
@@ -68,12 +68,12 @@ def _arguments(command: str) -> list[tuple[str, str, str]]:
 
 
 def _row(name: str, meaning: str) -> str:
-    text, default = re.fullmatch(r"(.*?)\.? \((required|optional|default: .*)\)", meaning).groups()
+    text, default = re.fullmatch(r"(.*?)\.?(?: \((required|optional|default: .*)\))?", meaning).groups()
     short = re.sub(r"\[(.+?) \[\1 \.\.\.\]\]", r"\1 ...", name)
     names = ", ".join(f"`{one}`" for one in short.split(", "))
     # As code, lest quotes are made curly and two hyphens a dash.
     text = re.sub(r'"[^"]*"|(?<![\w-])--[a-z][a-z-]*', lambda found: f"`{found[0]}`", text.replace("T*", r"T\*"))
-    cells = names, text, DEFAULTS.get(default, f"`{default.removeprefix('default: ')}`")
+    cells = names, text, DEFAULTS.get(default or "", f"`{(default or '').removeprefix('default: ')}`")
     row = " | ".join(cell.replace("|", r"\|") for cell in cells)
     return f"| {row} |"
 
