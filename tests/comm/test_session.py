@@ -315,6 +315,39 @@ def test_buffers_that_can_be_written_get_the_mean_and_sums_need_no_mean():
     assert on_ranks(2, run, "fifo", average=False) == [[3] * 4] * 2
 
 
+def test_what_waits_for_a_sum_is_called_once_and_reads_it():
+    def run(session: Session) -> tuple[list[bool], bool]:
+        (task,) = session.declare([("a", 12, "float32")])
+        calls, came = [], threading.Semaphore(0)
+        session.before_close(lambda: calls.append(np.array_equal(task.read(), np.full(3, 0.5))))
+        for _ in range(STEPS):
+            session.begin_step()
+            task.ready(np.full(3, session.rank, np.float32), came.release)
+            session.end_step()
+            assert came.acquire(timeout=60)
+            calls.append(np.array_equal(task.read(), np.full(3, 0.5)))
+        return calls, came.acquire(blocking=False)
+
+    assert on_ranks(2, run, warmup=WARMUP) == [([True] * (STEPS + 1), False)] * 2
+
+
+def test_what_waits_for_a_sum_is_called_where_the_job_fails():
+    def run(session: Session) -> str:
+        tasks = session.declare([("a", 12, "float32"), ("b", 12, "float32")])
+        session.begin_step()
+        if session.rank:
+            raise ForetrainError("no more")
+        came = threading.Event()
+        tasks[0].ready(np.zeros(3, np.float32), came.set)
+        assert came.wait(60)
+        with pytest.raises(ForetrainError) as error:
+            tasks[0].read()
+        return str(error.value)
+
+    first, _ = on_ranks(2, run)
+    assert "no more" in str(first)
+
+
 @pytest.mark.parametrize(("dtype", "kind"), [("float64", np.float64), ("float16", np.float16), ("bfloat16", np.uint16)])
 def test_other_types(dtype, kind):
     one = {"bfloat16": 0x3F80}.get(dtype, 1)

@@ -28,7 +28,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from statistics import median
 from types import TracebackType
@@ -98,18 +98,20 @@ class CommTask:
         self._session, self._index = session, index
         self._values: NDArray[Any] | None = None
 
-    def ready(self, buffer: Any) -> Self:
+    def ready(self, buffer: Any, landed: Callable[[], None] | None = None) -> Self:
         """Hand the gradient in ``buffer`` over; its content is copied before this returns.
 
         Args:
             buffer: what `foretrain.comm.buffers.elements` reads.
+            landed: called once, when `read` will not wait, or raises because the job has failed or ended; by a thread
+                of the runtime, which it must not hold up.
 
         Raises:
             ConfigError: the buffer is not what was declared, or the task is ready already in this step.
             ForetrainError: the job has failed.
         """
         values = elements(buffer, self.name, self.count, self.dtype)
-        self._session._ready(self._index, values)
+        self._session._ready(self._index, values, landed)
         self._values = values if values.flags.writeable else None
         return self
 
@@ -127,6 +129,10 @@ class CommTask:
             self._values[:] = found
             self._values = None
         return found
+
+    def read(self) -> NDArray[Any]:
+        """Return what `wait` does, but copy nothing, and do not say that the model uses it now."""
+        return self._session._read(self._index)
 
 
 class Session:
@@ -203,7 +209,10 @@ class Session:
         self._exchange_lock, self._use_lock, self._failing = threading.Lock(), threading.Lock(), threading.Lock()
         self._failure: BaseException | None = None
         self._closed = False
+        self._settle: list[Callable[[], None]] = []
         self._tasks: list[CommTask] = []
+        self._landed: dict[int, Callable[[], None]] = {}
+        """What `CommTask.ready` was asked to call, by task."""
         self._runtime: HostRuntime | None = None
         self._in_flight = TasksInFlight(0, self.check)
         self._towards = member.address
@@ -376,6 +385,13 @@ class Session:
             return Timeline()
         return self._trace.timeline(self.workload, self._runtime.executor.records, (), self.ledger)
 
+    def before_close(self, settle: Callable[[], None]) -> None:
+        """Call ``settle`` before `close` waits for what is in flight: a framework may still compute gradients.
+
+        It may raise why some of them were lost.
+        """
+        self._settle.append(settle)
+
     def close(self) -> None:
         """Wait for what is in flight, and end all threads and connections. Idempotent.
 
@@ -384,6 +400,8 @@ class Session:
         if self._closed:
             return
         try:
+            for settle in self._settle:
+                settle()
             if self._runtime is not None and self._failure is None:
                 self.end_step()
                 for index in range(len(self._tasks)):
@@ -411,7 +429,7 @@ class Session:
 
     # ── calls of tasks ──
 
-    def _ready(self, index: int, values: NDArray[Any]) -> None:
+    def _ready(self, index: int, values: NDArray[Any], landed: Callable[[], None] | None) -> None:
         self.check()
         task, runtime = self._tasks[index], self._runtime
         if index not in self._pending or not self._open or runtime is None:
@@ -425,6 +443,10 @@ class Session:
         if self._observer is not None:
             with self._exchange_lock:
                 self._observer.gradient(index, self.steps)
+        if landed is not None:
+            with self._failing:
+                self.check()  # else a failure since would not find it
+                self._landed[index] = landed
         self._hand_over(index, True)
 
     def _wait(self, index: int) -> NDArray[Any]:
@@ -446,6 +468,12 @@ class Session:
                 self._observer.use(index)
             if self._trace is not None:
                 self._trace.enter(self._tasks[index].name, asked)
+        return self._runtime.read(index)
+
+    def _read(self, index: int) -> NDArray[Any]:
+        self.check()
+        assert self._runtime is not None
+        self._in_flight.wait(index)
         return self._runtime.read(index)
 
     def _end_observed_step(self) -> None:
@@ -473,6 +501,8 @@ class Session:
     def _land(self, index: int, used: bool) -> None:
         """Record that the sum of a task has arrived. Called by the executor's thread."""
         self._in_flight.note(index)
+        if self._landed and (landed := self._landed.pop(index, None)) is not None:
+            landed()
 
     # ── failures ──
 
@@ -486,14 +516,24 @@ class Session:
         logger.error("rank %d: %s", self.rank, error)
         if self._runtime is not None:
             self._runtime.abort()
+        self._tell_all()
 
     def _abandon(self, reason: str | None = None) -> None:
-        if self._closed:
-            return
-        self._closed = True
+        with self._failing:
+            if self._closed:
+                return
+            self._closed = True
         atexit.unregister(self.close)
         if self._runtime is not None:
             with contextlib.suppress(ForetrainError):
                 self._runtime.close(reason)
         for link in self._links.values():
             link.close()
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        """Call what waits for sums that will not come."""
+        while self._landed:
+            with contextlib.suppress(KeyError):
+                _, landed = self._landed.popitem()
+                landed()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple, cast, get_args
@@ -53,6 +53,8 @@ class GradientStream:
         self._tasks: tuple[CommTask, ...] = ()
         self._lock = threading.Lock()
         self._pushed: set[int] = set()
+        self._handed = 0
+        """Gradients of the step that the session has; those in ``_pushed`` are at least on their way to it."""
         self._unread: set[int] = set()
         """Gradients that have gone, and whose means nobody has asked for since."""
         self._step_of: dict[int, int] = {}
@@ -89,8 +91,13 @@ class GradientStream:
         self._parameters = found
         return True
 
-    def push(self, index: int, gradient: NDArray[Any]) -> int:
+    def push(self, index: int, gradient: NDArray[Any], landed: Callable[[], None] | None = None) -> int:
         """Hand over the gradient of parameter ``index``; its content is copied before this returns.
+
+        Args:
+            index: its number.
+            gradient: of the parameter's shape and type.
+            landed: as of `foretrain.comm.session.CommTask.ready`.
 
         Returns:
             The number of the step it belongs to: from 1 to 2²⁴, and over again.
@@ -108,12 +115,17 @@ class GradientStream:
             if index in self._pushed or not self._pushed or len(self._pushed) == len(self._tasks):
                 self.session.begin_step()
                 self._pushed.clear()
+                self._handed = 0
             self._pushed.add(index)
             self._unread.add(index)
             step = self._step_of[index] = (self.session.steps - 1) % _STEPS + 1
         values = gradient.reshape(-1).view()
         values.flags.writeable = False  # the framework's own memory: nothing is written back to it
-        self._tasks[index].ready(values)
+        self._tasks[index].ready(values, landed)
+        with self._lock:
+            self._handed += 1
+            if self._handed == len(self._tasks):
+                self.session.end_step()
         return step
 
     def wait(self, index: int, step: int = 0) -> NDArray[Any]:
@@ -132,6 +144,20 @@ class GradientStream:
         mean = self._tasks[index].wait().view(parameter.dtype).reshape(parameter.shape).copy()
         with self._lock:
             self._check_last(parameter, index, step)  # programs may run at once: another may have pushed meanwhile
+            self._unread.discard(index)
+        return mean
+
+    def read(self, index: int) -> NDArray[Any]:
+        """Return the mean of the last gradient of parameter ``index``, read-only, and valid until it is pushed again.
+
+        Unlike `wait` it does not say that the model uses the parameter now.
+
+        Raises:
+            ForetrainError: the job has failed; the message says why.
+        """
+        parameter = self._parameters[index]
+        mean = self._tasks[index].read().view(parameter.dtype).reshape(parameter.shape)
+        with self._lock:
             self._unread.discard(index)
         return mean
 

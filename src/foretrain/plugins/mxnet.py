@@ -3,49 +3,53 @@
     from foretrain.mxnet import ScheduledKVS
 
     kvs = ScheduledKVS(mx.kv.create("local"))
-    kvs.attach(net)                        # optional: communication then goes on during the next forward pass
+    kvs.attach(net)                        # optional: the plan then knows when each layer begins
     trainer = gluon.Trainer(net.collect_params(), "adam", kvstore=kvs)
 
 Where ByteScheduler (SOSP'19, §5) and Prophet began. MXNet is retired; this is for its last release, 1.9.1.
 
 # Note [Engine]
-MXNet's calls return before anything is computed. A thread per gradient waits until the engine has it, and hands it on.
-Without `attach` the last gradient's call waits for all sums, before the trainer's updates are enqueued. With it, a
-layer's next forward pass waits for its own sums, and updates its weights then: the paper's dependency proxy, as a hook
-before the layer instead of an operation in the engine.
+MXNet's calls return before anything is computed: its engine runs an operation when what it reads is there. An exchange
+is such an operation, in the gradient's place: it begins when the gradient is computed, and is over when the sum is
+written there. So a layer's update waits for its own sum, and its next forward pass for its own update: the
+paper's dependency proxy. No thread waits meanwhile, and the script runs ahead as it does without a store.
 """
 
 from __future__ import annotations
 
-import atexit
+import ctypes
+import itertools
 import os
+import queue
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
-os.environ.setdefault("MXNET_EXEC_BULK_EXEC_TRAIN", "0")  # else the engine releases gradients in two or three bunches
+import numpy as np
+from numpy.typing import NDArray
+
+# The engine would release gradients in two or three bunches, and update weights by four.
+os.environ.setdefault("MXNET_EXEC_BULK_EXEC_TRAIN", "0")
+os.environ.setdefault("MXNET_OPTIMIZER_AGGREGATION_SIZE", "1")
 
 import mxnet as mx  # pyright: ignore[reportMissingImports]
-from mxnet import autograd, gluon  # pyright: ignore[reportMissingImports]
+from mxnet import gluon  # pyright: ignore[reportMissingImports]
 
 from foretrain.comm.session import Session
 from foretrain.errors import ConfigError
 from foretrain.plugins.gradient_stream import GradientSpec, GradientStream, broadcast, warn_if_untested
 
-
-class _Due(NamedTuple):
-    """Update that a layer's next entry makes: the arrays, and what the optimizer was set to."""
-
-    weight: Any
-    rate: float | None
-    rescale: float
+_LOOK = 0.5
+"""Seconds between two looks whether the job has failed."""
 
 
 class ScheduledKVS(mx.kvstore.KVStoreBase):
     """Key-value store of MXNet whose gradients foretrain exchanges, for `mxnet.gluon.Trainer`. Collective.
 
     As with MXNet's own distributed stores gradients are summed, so that ``trainer.step`` takes the number of samples on
-    all ranks. Weights become rank 0's in the first step.
+    all ranks. Weights become rank 0's in the first step. If the job fails, gradients whose sums do not come become NaN,
+    and the trainer's next step raises the reason.
 
     Args:
         kvs: a store of one process, as of ``mx.kv.create("local")``; what is not exchanged is left to it.
@@ -64,18 +68,13 @@ class ScheduledKVS(mx.kvstore.KVStoreBase):
         self._keys: dict[int | str, int] = {}
         """Number of each gradient, by key."""
         self._specs: list[GradientSpec] = []
-        self._pushing: dict[int, threading.Thread] = {}
-        self._arrays: dict[int, Any] = {}
-        self._errors: list[BaseException] = []
-        self._due: dict[int, _Due] = {}
-        """Updates that wait for their layers' next entries."""
         self._numbers: dict[int, int] = {}
         """Number of each gradient, by the identity of its parameter's array."""
         self._net: Any = None
-        self._updater: Any = None
-        self._optimizer: Any = None
-        # Before MXNet's own end, which waits for its engine: what still computes a gradient may be in Python.
-        atexit.register(self._settle)
+        self._errors: list[BaseException] = []
+        self._in_flight, self._changed = 0, threading.Condition()
+        self._landed: queue.SimpleQueue[_Exchange] = queue.SimpleQueue()
+        self.stream.session.before_close(self.flush)
 
     # ── calls of the trainer ──
 
@@ -91,50 +90,29 @@ class ScheduledKVS(mx.kvstore.KVStoreBase):
             self._specs.append(GradientSpec(f"parameter{key}.value", values.shape, values.dtype))
 
     def pushpull(self, key: int | str, value: Any, out: Any = None, priority: int = 0) -> None:
-        """Hand the gradient ``value`` over once it is computed; the last one waits for all sums, unless attached."""
+        """Let the engine exchange the gradient ``value`` once it is computed; the sum is in ``out``, or else there."""
         arrays = value if isinstance(value, list) else [value]
         if len(arrays) != 1 or key not in self._keys or arrays[0].stype != "default":
             problem = "is on several devices, sparse, or unknown"
             raise ConfigError(f"key {key}", len(arrays), problem, "train dense parameters on one device per process")
-        self.stream.declare(self._specs, ordered=self._updater is None)
-        number, gradient = self._keys[key], arrays[0]
-        if number in self._due:
-            remedy = "hybridize the layers one by one, or leave attach() out"
-            raise ConfigError(f"key {key}", "attach", "belongs to a layer that was not entered since its last", remedy)
-        # With attach() the script goes on, and may change the gradient before it has gone, as zero_grad() does.
-        sent = gradient if self._updater is None else gradient.copy()
-        push = threading.Thread(target=self._push, args=(number, sent), name=f"foretrain-push-{number}", daemon=True)
-        self._pushing[number], self._arrays[number] = push, gradient
-        push.start()
-        if self._updater is not None:
-            weight = out[0] if isinstance(out, list) else out
-            optimizer = self._optimizer
-            rate = optimizer.lr if optimizer.lr_scheduler is None else None
-            self._due[number] = _Due(weight, rate, optimizer.rescale_grad)
-        elif len(self._pushing) == len(self._keys):
-            self._join()
-            for each, array in self._arrays.items():
-                array[:] = mx.nd.array(self.stream.wait(each), dtype=array.dtype)
-            self._arrays.clear()
+        self._raise()
+        self.stream.declare(self._specs, ordered=self._net is None)
+        gradient = arrays[0]
+        # What the exchange reads and writes is on the host.
+        host = gradient if gradient.context.device_type == "cpu" else gradient.as_in_context(mx.cpu())
+        exchange = _Exchange(self._keys[key], host)
+        with self._changed:
+            self._in_flight += 1
+            if self._in_flight == 1:
+                threading.Thread(target=self._finish, name="foretrain-mxnet", daemon=True).start()
+        _enqueue(partial(self._begin, exchange), writes=(host,), order=priority)
+        target = gradient if out is None else out[0] if isinstance(out, list) else out
+        if target is not host:
+            host.copyto(target)
 
     def is_capable(self, capability: str) -> bool:
-        """Return whether the store can do what ``capability`` names: update weights, where a net is attached."""
-        return capability == self.OPTIMIZER and self._net is not None
-
-    def set_optimizer(self, optimizer: Any) -> None:
-        """Update weights by ``optimizer``, at the entries of the attached net's layers."""
-        self._optimizer, self._updater = optimizer, mx.optimizer.get_updater(optimizer)
-
-    def save_optimizer_states(self, fname: str, dump_optimizer: bool = False) -> None:
-        """Write the optimizer's state to a file, with all updates done."""
-        self.flush()
-        with open(fname, "wb") as file:
-            file.write(self._updater.get_states(dump_optimizer))
-
-    def load_optimizer_states(self, fname: str) -> None:
-        """Read the optimizer's state from a file."""
-        with open(fname, "rb") as file:
-            self._updater.set_states(file.read())
+        """Return whether the store can do what ``capability`` names: it leaves updates to the trainer."""
+        return False
 
     @property
     def type(self) -> str:
@@ -156,78 +134,118 @@ class ScheduledKVS(mx.kvstore.KVStoreBase):
             raise AttributeError(name)
         return getattr(self._local, name)
 
-    # ── across steps ──
+    # ── for scripts ──
 
     def attach(self, net: gluon.Block) -> None:
-        """Let communication go on across steps: each layer of ``net`` waits for its own sums where it begins.
+        """Observe in the first steps when each layer of ``net`` begins, so that the schedule knows what is urgent when.
 
-        Call it before the trainer's first step. A block that is hybridized waits as a whole: hybridize layers one by
-        one. `flush`, and saving the net's parameters, do all updates that are due.
+        Call it before the trainer's first step. A block that is hybridized begins as a whole.
 
         Raises:
-            ConfigError: a net is attached already, or the trainer updates by itself already.
+            ConfigError: a net is attached already, or the trainer has made a step.
         """
         if self._net is not None or self._keys:
             raise ConfigError("net", net.name, "comes too late", "attach one net, before the trainer's first step")
         self._net = net
         for block in _units(net):
             block.register_forward_pre_hook(self._enter)
-        for name in ("save_parameters", "export"):
-            if hasattr(net, name):
-                setattr(net, name, _after(self.flush, getattr(net, name)))
 
     def flush(self) -> None:
-        """Do all updates that are due."""
-        self._update(list(self._due))
+        """Wait until all sums that are due have come: the global barrier. Raise what has kept one from coming."""
+        with self._changed:
+            while self._in_flight:
+                self._changed.wait(_LOOK)
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._errors:
+            raise self._errors[0]
+
+    # ── calls of the engine, and what follows them ──
+
+    def _begin(self, exchange: _Exchange, done: Callable[[], None]) -> None:
+        exchange.done = done
+        try:
+            landed = partial(self._landed.put, exchange)
+            self.stream.push(exchange.number, exchange.values(), landed)
+        except BaseException as error:
+            exchange.error = error
+            self._landed.put(exchange)
+
+    def _finish(self) -> None:
+        """Write sums to their gradients as they come, until none is in flight."""
+        held: list[_Exchange] = []
+        while True:
+            held.append(self._landed.get())
+            observing = self.stream.session.workload is None and not self._errors and held[-1].error is None
+            # While steps are observed no layer may wait for its own sum alone: its times would be the network's.
+            if observing and len(held) < len(self._specs):
+                continue
+            for each in held:
+                try:
+                    if each.error is not None:
+                        raise each.error
+                    if observing and self._net is None:
+                        self.stream.wait(each.number)
+                    each.values()[...] = self.stream.read(each.number)
+                except BaseException as error:
+                    self._errors.append(error)
+                    each.values()[...] = np.nan
+                each.done()
+            with self._changed:
+                self._in_flight -= len(held)
+                held.clear()
+                self._changed.notify_all()
+                if not self._in_flight:
+                    return
 
     def _enter(self, block: gluon.Block, inputs: Any) -> None:
-        if self._due:
-            own = (block.collect_params() if _active(block) else block._reg_params).values()
-            numbers = [self._numbers.get(id(array)) for p in own if p._data is not None for array in p.list_data()]
-            self._update([number for number in numbers if number in self._due])
-
-    def _update(self, numbers: Sequence[int]) -> None:
-        if not numbers:
+        if self.stream.session.workload is not None or not self._keys:
             return
-        self._join()
-        keys = {number: key for key, number in self._keys.items()}
-        with autograd.pause():
-            for number in numbers:
-                due = self._due.pop(number)
-                mean = mx.nd.array(self.stream.wait(number), dtype=due.weight.dtype)
-                optimizer = self._optimizer
-                now = optimizer.lr, optimizer.rescale_grad
-                optimizer.rescale_grad = due.rescale
-                if due.rate is not None:
-                    optimizer.lr = due.rate
-                try:
-                    self._updater(keys[number], mean, due.weight)
-                finally:
-                    optimizer.lr, optimizer.rescale_grad = now
+        own = (block.collect_params() if _active(block) else block._reg_params).values()
+        weights = [array for p in own if p._data is not None for array in p.list_data()]
+        numbers = [self._numbers[id(array)] for array in weights if id(array) in self._numbers]
+        before = [each for each in inputs if isinstance(each, mx.nd.NDArray)]
+        if numbers:
+            # As if it wrote the weights, so that the layer begins after it.
+            _enqueue(partial(self._entered, numbers), reads=before, writes=weights)
 
-    def _push(self, number: int, gradient: Any) -> None:
+    def _entered(self, numbers: Sequence[int], done: Callable[[], None]) -> None:
+        """Note that a layer's inputs and weights are there: it begins."""
         try:
-            gradient.wait_to_read()
-            self.stream.push(number, gradient.asnumpy())
+            for number in numbers:
+                self.stream.wait(number)
         except BaseException as error:
             self._errors.append(error)
+        done()
 
-    def _settle(self) -> None:
-        """Wait until nothing waits for the engine."""
-        for push in self._pushing.values():
-            push.join()
 
-    def _join(self) -> None:
-        """Wait until all gradients of the step have gone; raise what kept one from going."""
-        for push in self._pushing.values():
-            push.join()
-        self._pushing.clear()
-        if self._errors:
-            raise self._errors.pop()
+class _Exchange:
+    """Exchange of one gradient in one step.
+
+    Attributes:
+        number: of the gradient.
+        array: of MXNet, on the host.
+        done: tells the engine that it is over.
+        error: what has kept the gradient from being handed over.
+    """
+
+    def __init__(self, number: int, array: Any) -> None:
+        self.number, self.array = number, array
+        self.done: Callable[[], None] = lambda: None
+        self.error: BaseException | None = None
+
+    def values(self) -> NDArray[Any]:
+        """Return the array's memory. Only while the engine runs the exchange."""
+        at, dtype, shape = ctypes.c_void_p(), np.dtype(self.array.dtype), self.array.shape
+        _check(mx.base._LIB.MXNDArrayGetData(self.array.handle, ctypes.byref(at)))
+        count = int(np.prod(shape))
+        memory: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(at.value or 0)
+        return np.frombuffer(memory, dtype, count).reshape(shape)
 
 
 def _active(block: Any) -> bool:
-    """Return whether ``block`` runs as one compiled graph, in which no layer can wait."""
+    """Return whether ``block`` runs as one compiled graph, which has no entries of layers."""
     return bool(getattr(block, "_active", False))
 
 
@@ -239,9 +257,42 @@ def _units(block: Any) -> list[Any]:
     return [*([block] if block._reg_params else []), *found]
 
 
-def _after(first: Callable[[], None], method: Callable[..., Any]) -> Callable[..., Any]:
-    def called(*args: Any, **options: Any) -> Any:
-        first()
-        return method(*args, **options)
+# ── operations of MXNet's engine, by its C interface (c_api.h, engine.h of 1.9) ──
 
-    return called
+_CPU = (ctypes.c_int32 * 2)(1, 0)
+"""The context."""
+_PRIORITIZED = ctypes.c_int(3)
+"""The property of an operation that runs beside those that compute, on threads of its own."""
+_COMPLETE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+_operations: dict[int, Callable[[Callable[[], None]], None]] = {}
+_tokens = itertools.count(1)
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+def _run(context: int, on_complete: int, token: int) -> None:
+    # The engine's callback is three words, which are gone when this returns: a function and two of its arguments.
+    function, engine, operation = (ctypes.c_void_p * 3).from_address(on_complete)
+    _operations.pop(token)(partial(_COMPLETE(function), engine, operation, None))
+
+
+def _enqueue(
+    run: Callable[[Callable[[], None]], None], *, reads: Sequence[Any] = (), writes: Sequence[Any] = (), order: int = 0
+) -> None:
+    """Let the engine call ``run`` once the arrays are there; the operation is over when what it is given is called.
+
+    Args:
+        run: called by a thread of the engine; raises nothing.
+        reads: arrays that others may read meanwhile.
+        writes: arrays that nobody else may use meanwhile.
+        order: larger ones go first, of those that can run.
+    """
+    token = next(_tokens)
+    _operations[token] = run
+    read, written = ((ctypes.c_void_p * len(arrays))(*(each.handle for each in arrays)) for arrays in (reads, writes))
+    known = (ctypes.byref(_PRIORITIZED), order, b"foretrain", False)
+    pushed = (read, len(reads), written, len(writes), *known)
+    _check(mx.base._LIB.MXEnginePushAsyncND(_run, ctypes.c_void_p(token), None, ctypes.byref(_CPU), *pushed))
+
+
+def _check(status: int) -> None:
+    mx.base.check_call(status)
