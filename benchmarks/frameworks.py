@@ -20,8 +20,8 @@ T* is the optimum of the fastest step alone, on the network at the best rate tha
 simulator's, of that step on the network as this job measured it. "of linear" is the rate beside that of computation
 alone: 1 where N hosts train N times as fast as one.
 
---quick has one place, and no prophet and no search. --full has all cases, longer steps, other rates and four hosts. Where PyTorch is,
-its ranks also time sums of 1 MiB by our ring and by gloo, on the same links.
+--quick has one place, and no prophet and no search. --full has all cases, longer steps, other rates and four hosts.
+Where PyTorch is, its ranks also time sums of 1 MiB by our ring and by gloo, on the same links.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ PACKAGES = {"torch": "torch", "keras": "tensorflow", "jax": "jax", "mxnet": "mxn
 MXNET = Path(sys.prefix, "mxnet", "bin", "python")
 DROPPED = 1
 """Steps at the beginning of each block that are not samples: the case before has left the link and the caches."""
-OBSERVED = 3
+OBSERVED = 6
 WAITED = 150e-6
 """Seconds from which on the host has waited for a sum, and not only looked for it."""
 MIB = 1 << 20
