@@ -121,12 +121,56 @@ def refusals():
             loss = model(mx.nd.ones((1, 2))).sum()
         loss.backward()
         trainer.step(1)
-        for call, *arguments in ((kvs.attach, model), (kvs.pushpull, 7, mx.nd.ones(2))):
+        another = mx.nd.ones(2)
+        for call, *arguments in (
+            (kvs.attach, model),
+            (kvs.pushpull, 7, mx.nd.ones(2)),
+            (kvs.broadcast, 0, another, another),
+        ):
             try:
                 call(*arguments)
             except ft.ConfigError as error:
                 said.append(str(error))
     return said
+
+
+def odd(what):
+    """Return the steps of a net of which a part is frozen or unused, or that forks, and its difference to rank 0's."""
+    with ft.Session("bytescheduler", average=False) as session:
+        model = net(3, False)
+        trainer = gluon.Trainer(
+            model.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=ScheduledKVS(None, session)
+        )
+        for step, (x, y) in enumerate(zip(INPUTS[:, session.rank], TARGETS[:, session.rank], strict=True)):
+            if what == "frozen" and step == 1:
+                model[0].collect_params().setattr("grad_req", "null")
+            with autograd.record():
+                out = model[0](mx.nd.array(x)) if what == "unused" and step % 2 else model(mx.nd.array(x))
+                loss = LOSS(out, mx.nd.zeros((BATCH, 24)) if out.shape[1] == 24 else mx.nd.array(y))
+            loss.backward()
+            trainer.step(2 * BATCH, ignore_stale_grad=True)
+            if what == "forks" and step == STEPS - 1 and (child := os.fork()) == 0:
+                os._exit(0)
+            if what == "forks" and step == STEPS - 1:
+                os.waitpid(child, 0)
+        mx.nd.waitall()
+        found = np.concatenate([p.data().asnumpy().reshape(-1) for p in model.collect_params().values()])
+        return session.steps, float(abs(np.frombuffer(session.broadcast(found.tobytes()), np.float32) - found).max())
+
+
+def failing():
+    """Let an operation of MXNet fail whose gradient the next exchange waits for."""
+    with ft.Session(average=False) as session:
+        model = net(3, False)
+        trainer = gluon.Trainer(
+            model.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=ScheduledKVS(None, session)
+        )
+        for step in range(4):
+            with autograd.record():
+                out = model(mx.nd.array(INPUTS[0, 0]))
+                loss = mx.nd.linalg.potrf(-mx.nd.eye(6)).sum() * out.sum() if step == 3 else out.sum()
+            loss.backward()
+            trainer.step(BATCH)
 
 
 def ending(how):

@@ -45,9 +45,20 @@ def test_ranks_learn_the_same_bits_as_one_process(ranks, name):
 
 
 def test_what_cannot_be_exchanged_is_refused_with_a_remedy(alone):
-    ((late, sparse),) = alone(f"{JOB}:refusals", timeout=300)
+    ((late, sparse, second),) = alone(f"{JOB}:refusals", timeout=300)
     assert "comes too late; attach one net, before the trainer's first step" in late
     assert "train dense parameters on one device per process" in sparse
+    assert "is another trainer's; make a session and a store for each" in second
+
+
+@pytest.mark.parametrize("what", ["frozen", "unused", "forks"])
+def test_layers_without_a_gradient_and_forks_cost_no_step(ranks, what):
+    assert ranks(f"{JOB}:odd", what, timeout=300) == [(10, 0.0)] * 2
+
+
+def test_an_operation_of_mxnet_that_fails_ends_the_job_with_its_error(job):
+    (ended,) = job(1).outcomes(f"{JOB}:failing", timeout=300, grace=60)
+    assert "potrf" in ended.error
 
 
 @pytest.mark.parametrize(

@@ -312,6 +312,10 @@ class Session:
         if self._observer is None:
             self._begun.append(time.perf_counter())
 
+    def flush(self) -> None:
+        """Send what waits for other gradients to be sent with; `CommTask.wait` and `end_step` do so, too."""
+        self._flush()
+
     def end_step(self) -> None:
         """Say that tasks that are not ready have no gradient in this step. `begin_step` and `close` do so, too."""
         if not self._open:
@@ -500,8 +504,9 @@ class Session:
 
     def _land(self, index: int, used: bool) -> None:
         """Record that the sum of a task has arrived. Called by the executor's thread."""
+        landed = self._landed.pop(index, None)  # before anybody who waits for the sum can be ready again
         self._in_flight.note(index)
-        if self._landed and (landed := self._landed.pop(index, None)) is not None:
+        if landed is not None:
             landed()
 
     # ── failures ──
@@ -514,9 +519,11 @@ class Session:
             self._failure = error
         self._in_flight.wake()
         logger.error("rank %d: %s", self.rank, error)
-        if self._runtime is not None:
-            self._runtime.abort()
-        self._tell_all()
+        try:
+            if self._runtime is not None:
+                self._runtime.abort()
+        finally:
+            self._tell_all()
 
     def _abandon(self, reason: str | None = None) -> None:
         with self._failing:
@@ -524,12 +531,14 @@ class Session:
                 return
             self._closed = True
         atexit.unregister(self.close)
-        if self._runtime is not None:
-            with contextlib.suppress(ForetrainError):
-                self._runtime.close(reason)
-        for link in self._links.values():
-            link.close()
-        self._tell_all()
+        try:
+            if self._runtime is not None:
+                with contextlib.suppress(ForetrainError):
+                    self._runtime.close(reason)
+            for link in self._links.values():
+                link.close()
+        finally:
+            self._tell_all()
 
     def _tell_all(self) -> None:
         """Call what waits for sums that will not come."""

@@ -12,7 +12,7 @@ Where ByteScheduler (SOSP'19, §5) and Prophet began. MXNet is retired; this is 
 MXNet's calls return before anything is computed: its engine runs an operation when what it reads is there. An exchange
 is such an operation, in the gradient's place: it begins when the gradient is computed, and is over when the sum is
 written there. So a layer's update waits for its own sum, and its next forward pass for its own update: the
-paper's dependency proxy. No thread waits meanwhile, and the script runs ahead as it does without a store.
+paper's dependency proxy. No thread of the engine waits meanwhile, and the script runs ahead as it does without a store.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -37,11 +38,11 @@ import mxnet as mx  # pyright: ignore[reportMissingImports]
 from mxnet import gluon  # pyright: ignore[reportMissingImports]
 
 from foretrain.comm.session import Session
-from foretrain.errors import ConfigError
+from foretrain.errors import ConfigError, ForetrainError
 from foretrain.plugins.gradient_stream import GradientSpec, GradientStream, broadcast, warn_if_untested
 
-_LOOK = 0.5
-"""Seconds between two looks whether the job has failed."""
+# MXNet stops its engine before a fork, with the interpreter's lock held, which exchanges need to end.
+os.register_at_fork(before=lambda: _settle())
 
 
 class ScheduledKVS(mx.kvstore.KVStoreBase):
@@ -49,31 +50,41 @@ class ScheduledKVS(mx.kvstore.KVStoreBase):
 
     As with MXNet's own distributed stores gradients are summed, so that ``trainer.step`` takes the number of samples on
     all ranks. Weights become rank 0's in the first step. If the job fails, gradients whose sums do not come become NaN,
-    and the trainer's next step raises the reason.
+    and with them weights; the trainer's next step, `flush` and the session's end raise the reason.
 
     Args:
         kvs: a store of one process, as of ``mx.kv.create("local")``; what is not exchanged is left to it.
         session: where gradients are exchanged; None makes one of what ``foretrain run`` says, with sums.
 
     Raises:
-        ConfigError: ``kvs`` is distributed itself.
+        ConfigError: ``kvs`` is distributed itself, or MXNet runs without its engine.
     """
 
     def __init__(self, kvs: Any = None, session: Session | None = None) -> None:
         if kvs is not None and "dist" in kvs.type:
             raise ConfigError("kvs", kvs.type, "exchanges gradients itself", "write mx.kv.create('local')")
+        if os.environ.get("MXNET_ENGINE_TYPE") == "NaiveEngine":
+            raise ConfigError("MXNET_ENGINE_TYPE", "NaiveEngine", "has no asynchronous operations", "leave it unset")
         self.stream = GradientStream(session or Session(average=False))
         warn_if_untested(self.stream.session.rank, "mxnet", mx.__version__, "1.9")
         self._local = kvs
         self._keys: dict[int | str, int] = {}
         """Number of each gradient, by key."""
         self._specs: list[GradientSpec] = []
-        self._numbers: dict[int, int] = {}
-        """Number of each gradient, by the identity of its parameter's array."""
+        self._weights: list[Any] = []
+        """Array of each gradient's parameter."""
         self._net: Any = None
         self._errors: list[BaseException] = []
         self._in_flight, self._changed = 0, threading.Condition()
-        self._landed: queue.SimpleQueue[_Exchange] = queue.SimpleQueue()
+        self._waiting: set[_Exchange] = set()
+        """Exchanges whose gradients are not computed yet."""
+        self._landed: queue.SimpleQueue[_Exchange | None] = queue.SimpleQueue()
+        self._step: set[int] = set()
+        """Gradients of the present step, as the trainer goes through it."""
+        self._sizes: list[int] = [0]
+        """Gradients of each step."""
+        self._gate = mx.nd.zeros(1, mx.cpu())
+        """What exchanges read, and each step writes first: those of a step begin when all of the last are over."""
         self.stream.session.before_close(self.flush)
 
     # ── calls of the trainer ──
@@ -81,12 +92,14 @@ class ScheduledKVS(mx.kvstore.KVStoreBase):
     def broadcast(self, key: int | str, value: Any, out: Any, priority: int = 0) -> None:
         """Copy rank 0's ``value`` to ``out`` on all ranks; raise Disagreement where their shapes or types differ."""
         first = value[0] if isinstance(value, list) else value
+        if key in self._keys and self._weights[self._keys[key]] is not first:
+            raise ConfigError(f"key {key}", self.type, "is another trainer's", "make a session and a store for each")
         (values,) = broadcast(self.stream.session, [(f"parameter{key}.value", first.asnumpy())])
         for array in out if isinstance(out, list) else [out]:
             array[:] = mx.nd.array(values, dtype=values.dtype)
         if first.grad is not None and key not in self._keys:
-            number = self._keys[key] = len(self._keys)
-            self._numbers[id(first)] = number
+            self._keys[key] = len(self._keys)
+            self._weights.append(first)
             self._specs.append(GradientSpec(f"parameter{key}.value", values.shape, values.dtype))
 
     def pushpull(self, key: int | str, value: Any, out: Any = None, priority: int = 0) -> None:
@@ -100,12 +113,20 @@ class ScheduledKVS(mx.kvstore.KVStoreBase):
         gradient = arrays[0]
         # What the exchange reads and writes is on the host.
         host = gradient if gradient.context.device_type == "cpu" else gradient.as_in_context(mx.cpu())
-        exchange = _Exchange(self._keys[key], host)
+        number = self._keys[key]
         with self._changed:
+            if number in self._step:
+                self._step.clear()
+                self._sizes.append(0)
+                self._gate += 1
+            self._step.add(number)
+            self._sizes[-1] += 1
+            exchange = _Exchange(number, host, len(self._sizes) - 1)
+            self._waiting.add(exchange)
             self._in_flight += 1
             if self._in_flight == 1:
                 threading.Thread(target=self._finish, name="foretrain-mxnet", daemon=True).start()
-        _enqueue(partial(self._begin, exchange), writes=(host,), order=priority)
+        _enqueue(partial(self._begin, exchange), reads=(self._gate,), writes=(host,), order=priority)
         target = gradient if out is None else out[0] if isinstance(out, list) else out
         if target is not host:
             host.copyto(target)
@@ -152,9 +173,18 @@ class ScheduledKVS(mx.kvstore.KVStoreBase):
 
     def flush(self) -> None:
         """Wait until all sums that are due have come: the global barrier. Raise what has kept one from coming."""
+        try:
+            mx.nd.waitall()
+        except mx.MXNetError as error:
+            self._errors.append(error)
         with self._changed:
+            if self._waiting:  # for an operation that has failed: the engine has skipped them
+                self._in_flight -= len(self._waiting)
+                self._waiting.clear()
+                if not self._in_flight:
+                    self._landed.put(None)
             while self._in_flight:
-                self._changed.wait(_LOOK)
+                self._changed.wait()
         self._raise()
 
     def _raise(self) -> None:
@@ -165,21 +195,28 @@ class ScheduledKVS(mx.kvstore.KVStoreBase):
 
     def _begin(self, exchange: _Exchange, done: Callable[[], None]) -> None:
         exchange.done = done
+        with self._changed:
+            self._waiting.discard(exchange)
         try:
-            landed = partial(self._landed.put, exchange)
-            self.stream.push(exchange.number, exchange.values(), landed)
+            self.stream.push(exchange.number, exchange.values(), partial(self._landed.put, exchange))
         except BaseException as error:
             exchange.error = error
             self._landed.put(exchange)
+            return
+        with self._changed:
+            last = not any(each.step == exchange.step for each in self._waiting)
+        if last:  # of those that the trainer has come to: others may have no gradient
+            with suppress(ForetrainError):  # which ends the job, and is told where sums are read
+                self.stream.session.flush()
 
     def _finish(self) -> None:
         """Write sums to their gradients as they come, until none is in flight."""
         held: list[_Exchange] = []
-        while True:
-            held.append(self._landed.get())
-            observing = self.stream.session.workload is None and not self._errors and held[-1].error is None
+        while (landed := self._landed.get()) is not None:
+            held.append(landed)
+            observing = self.stream.session.workload is None and not self._errors and landed.error is None
             # While steps are observed no layer may wait for its own sum alone: its times would be the network's.
-            if observing and len(held) < len(self._specs):
+            if observing and len(held) < self._sizes[landed.step]:
                 continue
             for each in held:
                 try:
@@ -204,7 +241,7 @@ class ScheduledKVS(mx.kvstore.KVStoreBase):
             return
         own = (block.collect_params() if _active(block) else block._reg_params).values()
         weights = [array for p in own if p._data is not None for array in p.list_data()]
-        numbers = [self._numbers[id(array)] for array in weights if id(array) in self._numbers]
+        numbers = [number for number, each in enumerate(self._weights) if any(each is one for one in weights)]
         before = [each for each in inputs if isinstance(each, mx.nd.NDArray)]
         if numbers:
             # As if it wrote the weights, so that the layer begins after it.
@@ -226,12 +263,13 @@ class _Exchange:
     Attributes:
         number: of the gradient.
         array: of MXNet, on the host.
+        step: its number.
         done: tells the engine that it is over.
         error: what has kept the gradient from being handed over.
     """
 
-    def __init__(self, number: int, array: Any) -> None:
-        self.number, self.array = number, array
+    def __init__(self, number: int, array: Any, step: int) -> None:
+        self.number, self.array, self.step = number, array, step
         self.done: Callable[[], None] = lambda: None
         self.error: BaseException | None = None
 
@@ -242,6 +280,12 @@ class _Exchange:
         count = int(np.prod(shape))
         memory: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(at.value or 0)
         return np.frombuffer(memory, dtype, count).reshape(shape)
+
+
+def _settle() -> None:
+    """Wait until the engine has nothing to do."""
+    with suppress(mx.MXNetError):
+        mx.nd.waitall()
 
 
 def _active(block: Any) -> bool:
