@@ -161,6 +161,7 @@ class Coordinator:
             try:
                 link.send(kind, flag, value, body)
             except LinkError as error:
+                self._hear_last(rank, link)
                 self._lose(rank, str(error))
 
     # ── the loop ──
@@ -200,8 +201,17 @@ class Coordinator:
             self._lose(rank, str(error))
             return
         self._heard[rank] = time.monotonic()
+        # A rank that gives up takes nothing any more: what it said before would find its link broken.
+        messages.sort(key=lambda message: message.kind != CoordinatorMessage.FAIL)
         for message in messages:
             self._take(rank, message.kind, message.value, message.body if message.body else message.flag)
+
+    def _hear_last(self, rank: int, link: Link) -> None:
+        """Take what a rank that takes nothing any more has said at its end."""
+        with contextlib.suppress(LinkError):
+            for message in link.read():
+                if message.kind in (CoordinatorMessage.BYE, CoordinatorMessage.FAIL):
+                    self._take(rank, message.kind, message.value, message.body if message.body else message.flag)
 
     def _take(self, rank: int, kind: int, value: Any, extra: Any) -> None:
         if kind == CoordinatorMessage.READY:

@@ -73,15 +73,19 @@ Tensor balanced(std::int64_t total, c10::IntArrayRef shape, at::ScalarType type)
   return counts;
 }
 
-// The same as a router of experts has chosen, if there is one for each element.
-Tensor counted(const Tensor& chosen, c10::IntArrayRef shape, at::ScalarType type) {
+// Whether a router of `experts` experts, whose loads are given, has chosen each of the elements.
+bool has_loads(const Tensor& chosen, std::int64_t experts) {
   auto block = block_of(chosen);
+  return block && block->choice.draw && !block->choice.stride && experts == block->choice.experts;
+}
+
+// As many of each expert as its router has chosen; as evenly as whole numbers can, where its loads are not given.
+Tensor counted(const Tensor& chosen, std::int64_t experts, at::ScalarType type) {
   auto total = chosen.numel();
-  if (!block || !block->choice.draw || block->choice.stride || shape[0] != block->choice.experts)
-    return balanced(total, shape, type);
-  const auto& choice = block->choice;
+  auto counts = balanced(total, {experts}, type);
+  if (!has_loads(chosen, experts)) return counts;
+  const auto& choice = block_of(chosen)->choice;
   auto loads = loads_of_draw(choice.draw, choice.experts, total, choice.top);
-  auto counts = balanced(total, shape, type);
   at::AutoDispatchBelowADInplaceOrView below;
   on_cpu(counts).copy_(at::tensor(loads, at::kLong));
   return counts;
@@ -91,21 +95,26 @@ void tell(const char* what, const Tensor& values, const char* taken) {
   unreal_read(c10::str(what, " ", values.numel(), " ", values.scalar_type(), " values (taken to be ", taken, ")"));
 }
 
+void tell_histogram(const Tensor& values, std::int64_t bins) {
+  tell("the histogram of", values, has_loads(values, bins) ? "of the given loads" : "balanced");
+}
+
 Results bincount(Arguments arguments) {
   const Tensor& values = arguments[0].toTensor();
   auto bins = arguments[2].toInt();
   TORCH_CHECK(bins > 0, "aten::bincount of values that no GPU has computed: how many bins there are cannot be known; "
               "give it minlength");
-  tell("the histogram of", values, "balanced");
-  if (!arguments[1].isTensor()) return {counted(values, {bins}, at::kLong)};
+  tell_histogram(values, bins);
+  if (!arguments[1].isTensor()) return {counted(values, bins, at::kLong)};
   bool single = arguments[1].toTensor().scalar_type() == at::kFloat;
   return {unknown({bins}, single ? at::kFloat : at::kDouble)};
 }
 
 Results histc(Arguments arguments) {
   const Tensor& values = arguments[0].toTensor();
-  tell("the histogram of", values, "balanced");
-  return {counted(values, {arguments[1].toInt()}, values.scalar_type())};
+  auto bins = arguments[1].toInt();
+  tell_histogram(values, bins);
+  return {counted(values, bins, values.scalar_type())};
 }
 
 // Elements of `mask` that are not zero; see Note [Expectations].
