@@ -81,8 +81,8 @@ class ScheduledKVS(mx.kvstore.KVStoreBase):
         self._landed: queue.SimpleQueue[_Exchange | None] = queue.SimpleQueue()
         self._step: set[int] = set()
         """Gradients of the present step, as the trainer goes through it."""
-        self._sizes: list[int] = [0]
-        """Gradients of each step."""
+        self._sizes, self._came = [0], [0]
+        """Gradients of each step that the trainer has come to, and those whose sums have come."""
         self._gate = mx.nd.zeros(1, mx.cpu())
         """What exchanges read, and each step writes first: those of a step begin when all of the last are over."""
         self.stream.session.before_close(self.flush)
@@ -118,6 +118,7 @@ class ScheduledKVS(mx.kvstore.KVStoreBase):
             if number in self._step:
                 self._step.clear()
                 self._sizes.append(0)
+                self._came.append(0)
                 self._gate += 1
             self._step.add(number)
             self._sizes[-1] += 1
@@ -214,9 +215,10 @@ class ScheduledKVS(mx.kvstore.KVStoreBase):
         held: list[_Exchange] = []
         while (landed := self._landed.get()) is not None:
             held.append(landed)
+            self._came[landed.step] += 1
             observing = self.stream.session.workload is None and not self._errors and landed.error is None
             # While steps are observed no layer may wait for its own sum alone: its times would be the network's.
-            if observing and len(held) < self._sizes[landed.step]:
+            if observing and self._came[landed.step] < self._sizes[landed.step]:
                 continue
             for each in held:
                 try:
