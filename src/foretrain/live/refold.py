@@ -128,7 +128,7 @@ class Refold:
                 self._heard.update(folding.live)
                 self._singled_out |= found.singled_out
                 places = [f"{place} asks for rank {rank}" for rank, place in found.singled_out.items()]
-                why = " and ".join(places) or "messages between them, or uneven experts, were seen"
+                why = " and ".join(places) or "messages between them were seen"
             except ScriptFailed as error:
                 if gathered := self._gathered(folding):
                     self._live = "all"
