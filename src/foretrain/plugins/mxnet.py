@@ -79,10 +79,8 @@ class ScheduledKVS(mx.kvstore.KVStoreBase):
         self._waiting: set[_Exchange] = set()
         """Exchanges whose gradients are not computed yet."""
         self._landed: queue.SimpleQueue[_Exchange | None] = queue.SimpleQueue()
-        self._step: set[int] = set()
-        """Gradients of the present step, as the trainer goes through it."""
-        self._sizes, self._came = [0], [0]
-        """Gradients of each step that the trainer has come to, and those whose sums have come."""
+        self._step = _Step()
+        """The one that the trainer goes through."""
         self._gate = mx.nd.zeros(1, mx.cpu())
         """What exchanges read, and each step writes first: those of a step begin when all of the last are over."""
         self.stream.session.before_close(self.flush)
@@ -115,14 +113,11 @@ class ScheduledKVS(mx.kvstore.KVStoreBase):
         host = gradient if gradient.context.device_type == "cpu" else gradient.as_in_context(mx.cpu())
         number = self._keys[key]
         with self._changed:
-            if number in self._step:
-                self._step.clear()
-                self._sizes.append(0)
-                self._came.append(0)
+            if number in self._step.gradients:
+                self._step = _Step()
                 self._gate += 1
-            self._step.add(number)
-            self._sizes[-1] += 1
-            exchange = _Exchange(number, host, len(self._sizes) - 1)
+            self._step.gradients.add(number)
+            exchange = _Exchange(number, host, self._step)
             self._waiting.add(exchange)
             self._in_flight += 1
             if self._in_flight == 1:
@@ -205,7 +200,8 @@ class ScheduledKVS(mx.kvstore.KVStoreBase):
             self._landed.put(exchange)
             return
         with self._changed:
-            last = not any(each.step == exchange.step for each in self._waiting)
+            exchange.step.pushed += 1
+            last = exchange.step.pushed == len(exchange.step.gradients)
         if last:  # of those that the trainer has come to: others may have no gradient
             with suppress(ForetrainError):  # which ends the job, and is told where sums are read
                 self.stream.session.flush()
@@ -215,10 +211,10 @@ class ScheduledKVS(mx.kvstore.KVStoreBase):
         held: list[_Exchange] = []
         while (landed := self._landed.get()) is not None:
             held.append(landed)
-            self._came[landed.step] += 1
+            landed.step.came += 1
             observing = self.stream.session.workload is None and not self._errors and landed.error is None
             # While steps are observed no layer may wait for its own sum alone: its times would be the network's.
-            if observing and self._came[landed.step] < self._sizes[landed.step]:
+            if observing and landed.step.came < len(landed.step.gradients):
                 continue
             for each in held:
                 try:
@@ -259,18 +255,26 @@ class ScheduledKVS(mx.kvstore.KVStoreBase):
         done()
 
 
+class _Step:
+    """Step of the trainer: the gradients that it has come to, and how many were handed over, and have come back."""
+
+    def __init__(self) -> None:
+        self.gradients: set[int] = set()
+        self.pushed = self.came = 0
+
+
 class _Exchange:
     """Exchange of one gradient in one step.
 
     Attributes:
         number: of the gradient.
         array: of MXNet, on the host.
-        step: its number.
+        step: which it is part of.
         done: tells the engine that it is over.
         error: what has kept the gradient from being handed over.
     """
 
-    def __init__(self, number: int, array: Any, step: int) -> None:
+    def __init__(self, number: int, array: Any, step: _Step) -> None:
         self.number, self.array, self.step = number, array, step
         self.done: Callable[[], None] = lambda: None
         self.error: BaseException | None = None
