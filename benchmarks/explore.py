@@ -95,13 +95,20 @@ def pictures(browser: Any, explorer: Explorer, folder: Path) -> None:
 
 
 def report_pictures(browser: Any, folder: Path) -> None:
-    """Write simulate.png and lab.png to ``folder``: the time lines of two reports."""
+    """Write simulate.png, lab.png and search.png to ``folder``: a figure of a report each."""
     root = Path(__file__).parents[1]
+    flags = "--tp {tp} --batch {batch} --sequence {sequence} --layers 16 --steps 4"
     resize(browser, 900)
     with tempfile.TemporaryDirectory() as made:
         for name, words, figure in (
             ("simulate", f"simulate --cluster dgx-h100:2 -- {root}/examples/simulate/gpt_fsdp2.py", "timeline"),
             ("lab", "lab compare resnet50 --schedules prophet --iterations 9", "lanes"),
+            (
+                "search",
+                f"search --cluster dgx-h100:2 --space {root}/examples/search/space.toml --store {made}/store "
+                f"-- {root}/examples/simulate/tensor_parallel.py {flags}",
+                "steps",
+            ),
         ):
             command, dashes, script = words.partition(" -- ")
             foretrain([*command.split(), "--html", f"{made}/{name}.html", *dashes.split(), *script.split()])

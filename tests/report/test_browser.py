@@ -11,11 +11,14 @@ import pytest
 from foretrain.experiments import Comparison
 from foretrain.live.simulate import Simulated
 from foretrain.network.deployment_notation import topology
+from foretrain.recipe_search import SearchResult
+from foretrain.report import recipes
 from foretrain.report.findings import SimulationFindings
 from foretrain.report.page import render as comparison_page
 from foretrain.report.simulation_page import render as simulation_page
 from foretrain.report.topology import render as topology_page
 from tests.browser import chromium, console, draw_all, findings, overflow, resize
+from tests.recipe_search.test_strategy import searched
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -40,10 +43,11 @@ def pages(comparison: Comparison, done: Simulated, tmp_path_factory: pytest.Temp
     }
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text, "utf-8")
-    return {name: folder / f"{name}.html" for name in texts}
+    recipes.page(SearchResult(searched(folder)[0], "dgx-h100:2", 16), folder / "search.html")
+    return {name: folder / f"{name}.html" for name in (*texts, "search")}
 
 
-@pytest.mark.parametrize(("name", "figures"), [("compare", 4), ("simulate", 7), ("topology", 1)])
+@pytest.mark.parametrize(("name", "figures"), [("compare", 4), ("simulate", 7), ("topology", 1), ("search", 2)])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_every_width_shows_every_figure_without_overflow(browser, pages, name: str, figures: int, dark: bool):
     for width, height in SIZES:
@@ -55,7 +59,7 @@ def test_every_width_shows_every_figure_without_overflow(browser, pages, name: s
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("name", ["compare", "simulate", "topology"])
+@pytest.mark.parametrize("name", ["compare", "simulate", "topology", "search"])
 def test_axe_has_no_serious_findings(browser, pages, name: str, dark: bool):
     resize(browser, 1280, dark=dark)
     browser.get(pages[name].as_uri())

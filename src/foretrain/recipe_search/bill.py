@@ -156,6 +156,7 @@ class Bill:
         device: the GPU's name.
         world: GPUs.
         price: of a GPU's hour; None where no list is known.
+        currency: of the price; empty for a price of the user's own.
         priced: where the price is from, and of which day.
         failures: of the whole job; None where nobody said.
         interval: of work between checkpoints, s; None for the best.
@@ -165,6 +166,7 @@ class Bill:
     device: str
     world: int
     price: float | None
+    currency: str
     priced: str
     failures: Failures | None = None
     interval: float | None = None
@@ -197,11 +199,16 @@ class Bill:
         """Return the price of a step over all GPUs, failures included; None where no price is known."""
         return None if self.price is None else self.world * self.price * account.time / 3600 / self.useful(account)
 
+    def amount(self, money: float, form: str = ".4g") -> str:
+        """Return an amount of money as text, with its currency where that is known."""
+        return f"{money:{form}} {self.currency}".strip()
+
     def lines(self, account: Account, tokens: float | None) -> Iterator[str]:
         """Yield sentences about a step of a recipe: money, energy, failures."""
         what, many = ("a million tokens", 1e6 / tokens) if tokens else ("a step", 1.0)
         if (money := self.money(account)) is not None:
-            yield f"{what}: {money * many:.4g} at {self.price:g} for a GPU's hour ({self.priced})"
+            paid, rate = self.amount(money * many), self.amount(self.price or 0.0)
+            yield f"{what}: {paid} at {rate} for a GPU's hour ({self.priced})"
         if (joules := self.joules(account)) is not None:
             mean = joules / account.time / 1000
             yield (
@@ -211,7 +218,7 @@ class Bill:
         if self.run is not None and tokens:
             steps = self.run / tokens
             totals = [f"{steps * account.time / self.useful(account) / 86400:.3g} days"]
-            totals += [] if money is None else [f"{steps * money:,.0f} for the GPUs"]
+            totals += [] if money is None else [f"{self.amount(steps * money, ',.0f')} for the GPUs"]
             totals += [] if joules is None else [f"{steps * joules / 3.6e9:,.1f} MWh without what failures take"]
             yield f"the run of {self.run:.3g} tokens: {', '.join(totals)}"
         if self.failures is not None:
@@ -243,8 +250,10 @@ def bill_of(
         raise ConfigError("run_tokens", run, "is no number of tokens", "write e.g. 2e12")
     known = _known()["gpus"].get(device, {})
     listed = known.get("price") if price is None else price
-    priced = f"{known['date']}: {known['source']}" if price is None and listed is not None else "as you said"
-    return Bill(device, world, listed, priced, failures, interval, run)
+    currency, priced = "", "as you said"
+    if price is None and listed is not None:
+        currency, priced = "USD", f"{known['date']}: {known['source']}"
+    return Bill(device, world, listed, currency, priced, failures, interval, run)
 
 
 @lru_cache(maxsize=1)

@@ -127,7 +127,7 @@ def cells(result: SearchResult, candidate: RecipeState) -> dict[str, str]:
     if result.bill is not None and candidate.recipe.tokens:
         many = 1e6 / candidate.recipe.tokens
         if (money := result.bill.money(account)) is not None:
-            row["price/Mtoken"] = f"{money * many:.3g}"
+            row[f"{result.bill.currency or 'price'}/Mtoken"] = f"{money * many:.3g}"
         if (joules := result.bill.joules(account)) is not None:
             row["kWh/Mtoken"] = f"{joules * many / 3.6e6:.3g}"
     row["bound by"] = bound_by(account)
@@ -185,12 +185,13 @@ def page(result: SearchResult, path: Path) -> None:
     """Write the page of a search to ``path``. MissingExtra without Jinja2."""
     winner, rows = account_of(result.found.winner), [cells(result, one) for one in listed(result)]
     out = [one for one in result.found.candidates if one.status in _OUT]
-    count = len(indistinguishable(result))
+    others = len(indistinguishable(result))
+    first, *more = (f"{line[:1].upper()}{line[1:]}." for line in summary_lines(result))
     cards = [
         Card("Step", rows[0]["step"], f"95 %: {rows[0]['95 %']}; {result.best}"),
         Card("Bound by", bound_by(winner), "where the step's time goes"),
         Card("Memory", f"{rows[0]['GiB']} GiB", "of each GPU at its peak"),
-        Card("As good", f"{count}", "other recipes that cannot be told from the winner"),
+        Card("As good", f"{others}", "other recipes that cannot be told from the winner"),
         Card("Simulations", f"{result.found.runs:,}", f"for {len(result.found.candidates):,} recipes"),
     ]
     text = document(
@@ -198,8 +199,9 @@ def page(result: SearchResult, path: Path) -> None:
         {"steps": _steps(result), "front": _front(result)},
         title=f"{Path(result.command[0]).name} on {result.cluster}",
         good=True,
-        verdict=f"{result.best} is the best recipe",
-        reasons=". ".join(line[:1].upper() + line[1:] for line in summary_lines(result)) + ".",
+        verdict=f"{result.best} is the best recipe" + ", but not for sure" * (others > 0),
+        reasons=first,
+        more=more,
         cards=cards,
         columns=list(rows[0]),
         rows=rows,
