@@ -290,7 +290,7 @@ def _ending(ending: Ending) -> NDArray[np.int64]:
 
 def _keys(secret: bytes, source: int, target: int, words: int) -> NDArray[np.uint32]:
     """Return the keys of packets from one rank to another: 16 bytes for SipHash, the rest for NH."""
-    label = b"foretrain bounded 1" + struct.pack("<II", source, target)
+    label = b"foretrain bounded 2" + struct.pack("<II", source, target)
     return np.frombuffer(hashlib.shake_256(secret + label).digest(4 * words), np.uint32).copy()
 
 

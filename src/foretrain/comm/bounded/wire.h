@@ -51,25 +51,32 @@ struct Keys {
 #define WIDE
 #endif
 
-// Sum of products of words of the first half with words of the second.
-WIDE uint64_t halves(const char* first, const char* second, const uint32_t* one, const uint32_t* other, size_t words) {
+// NH of whole pairs of words. A word is multiplied by the one 256 bytes further on, and of what is left at the end, by the
+// one half of that further on: so that memory is read in order, which is twice as fast as two halves of a packet at once.
+WIDE uint64_t pairs(const char* data, const uint32_t* keys, size_t words) {
+    const size_t block = 64;  // words of each side
     uint64_t sum = 0;
-    for (size_t i = 0; i < words; ++i) {
-        uint32_t a, b;
-        std::memcpy(&a, first + 4 * i, 4);
-        std::memcpy(&b, second + 4 * i, 4);
-        sum += uint64_t(uint32_t(a + one[i])) * uint32_t(b + other[i]);
+    for (; words; ) {
+        size_t side = words >= 2 * block ? block : words / 2;
+        const char* other = data + 4 * side;
+        for (size_t i = 0; i < side; ++i) {
+            uint32_t a, b;
+            std::memcpy(&a, data + 4 * i, 4);
+            std::memcpy(&b, other + 4 * i, 4);
+            sum += uint64_t(uint32_t(a + keys[i])) * uint32_t(b + keys[side + i]);
+        }
+        data += 8 * side, keys += 2 * side, words -= 2 * side;
     }
     return sum;
 }
 
 inline uint64_t universal(const Keys& keys, const char* data, size_t size) {
-    size_t words = size / 8;  // of each half
-    uint64_t sum = halves(data, data + 4 * words, keys.words, keys.words + words, words);
+    size_t words = size / 8 * 2;
+    uint64_t sum = pairs(data, keys.words, words);
     if (size_t rest = size % 8) {
         uint32_t tail[2] = {0, 0};
-        std::memcpy(tail, data + 8 * words, rest);
-        sum += uint64_t(uint32_t(tail[0] + keys.words[2 * words])) * uint32_t(tail[1] + keys.words[2 * words + 1]);
+        std::memcpy(tail, data + 4 * words, rest);
+        sum += uint64_t(uint32_t(tail[0] + keys.words[words])) * uint32_t(tail[1] + keys.words[words + 1]);
     }
     return sum;
 }
