@@ -29,6 +29,7 @@ from foretrain.lab.messages import (
 from foretrain.lab.result import LabResult, gap_breakdown
 from foretrain.lab.training import batches, transformer
 from foretrain.network import Cluster
+from foretrain.network.host_cpu import CpuCost, HostCpu
 from foretrain.report.lab import lab_summary, lab_trace, render
 from foretrain.simulation import bound, simulate
 from foretrain.trace import Span
@@ -227,6 +228,20 @@ def test_each_loss_has_its_own_cause(change: str):
     lost = dataclasses.asdict(found)
     assert lost.pop(change) > 0.01
     assert lost == pytest.approx(dict.fromkeys(lost, 0.0), abs=1e-6)
+
+
+def test_cores_that_messages_queue_for_are_a_loss_to_cores():
+    workload = zoo("resnet50", batch=32)
+    called = Cluster(4, up=RATE, down=RATE, latency=0, overhead=0, exchange="ps", servers=1)
+    cost = CpuCost(20 * MILLISECOND)
+    where = dataclasses.replace(called, cpu=HostCpu(1, cost, cost))
+    optimum = bound(workload, called).time
+    without, forecast = (simulate(workload, one, "fifo", trace=False).iteration_time for one in (called, where))
+    assert forecast > 1.01 * without
+    found = gap_breakdown(workload, where, "fifo", optimum=optimum, forecast=forecast, measured=forecast)
+    assert found.cores == pytest.approx((forecast - without) / optimum)
+    assert found.policy == pytest.approx(without / optimum - 1)
+    assert (found.link, found.operations, found.unforeseen) == (0, 0, 0)
 
 
 def test_a_result_is_plain_numbers(result: LabResult):

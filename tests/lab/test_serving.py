@@ -11,15 +11,20 @@ import pytest
 
 from foretrain.errors import ConfigError
 from foretrain.lab import Lab, LabError, labs, launch, network
-from foretrain.lab.calibration import fit, nominal
+from foretrain.lab.calibration import fit, nominal, with_cpu
 from foretrain.lab.compare import conduct, experiment, on, plan_of
 from foretrain.lab.iproute import _counted
 from foretrain.lab.messages import CalibrationSample, LabProgress
 from foretrain.lab.result import PLAIN
 from foretrain.lab.servers import serving
 from foretrain.network import Cluster
+from foretrain.network.host_cpu import CpuCost, HostCpu
 from foretrain.report.lab import render, verdict
-from foretrain.units import MICROSECOND, MILLISECOND
+from foretrain.simulation import VirtualWorld
+from foretrain.simulation.host_cores import ends
+from foretrain.simulation.parameter_server import ParameterServerCarrier
+from foretrain.tasks import Chunk, Piece, Task
+from foretrain.units import MICROSECOND, MILLISECOND, NANOSECOND, per_byte
 from tests.lab.forked import launching
 from tests.waiting import until
 
@@ -85,6 +90,58 @@ def test_a_fit_is_the_cluster_on_which_a_round_costs_it(servers):
     assert dataclasses.replace(found, overhead=0).cost.latency == pytest.approx(latency, rel=1e-3)
 
 
+def counted(sizes: dict[int, int], worker: CpuCost, server: CpuCost) -> list[CalibrationSample]:
+    """Return samples of sizes with their depths, with the CPU time of these costs."""
+    return [CalibrationSample(size, depth, 0, worker.time(size), server.time(size)) for size, depth in sizes.items()]
+
+
+def test_cpu_costs_are_those_of_the_smallest_message_alone_and_of_the_largest_ones_bytes():
+    worker, server = CpuCost(90 * MICROSECOND, per_byte(1e9)), CpuCost(20 * MICROSECOND, per_byte(3e9))
+    samples = counted({1 << 12: 1, 1 << 20: 4}, worker, server)
+    # Neither counts those that share wake-ups with others, nor others between.
+    samples += [CalibrationSample(1 << 12, 16, 0, 5, 5), CalibrationSample(1 << 16, 16, 0, 7, 7)]
+    links = Cluster(3, latency=MILLISECOND, exchange="ps", servers=1)
+    found = with_cpu(links, samples, 2).cpu
+    assert found is not None
+    assert (found.cores, found.together) == (2, True)
+    for one, wanted in ((found.worker, worker), (found.server, server)):
+        assert one.message == pytest.approx(wanted.message, rel=1e-4)
+        assert one.per_byte == pytest.approx(wanted.per_byte, rel=1e-4)
+
+
+@pytest.mark.parametrize("cores", [1, 2, 8])
+@pytest.mark.parametrize("servers", [1, 3, "colocated"])
+def test_a_round_alone_takes_as_long_with_its_cpu_time_as_without(servers, cores):
+    size = 1 << 12
+    links = dataclasses.replace(plan_of(hosts=3, rate="1Gbps", servers=servers).links, latency=MILLISECOND)
+    costs = CpuCost(90 * MICROSECOND, per_byte(1e9)), CpuCost(20 * MICROSECOND, per_byte(3e9))
+    busy = with_cpu(links, counted({size: 1, 1 << 20: 4}, *costs), cores)
+    assert busy.latency < links.latency
+
+    def landed(where: Cluster) -> int:
+        times: list[int] = []
+        world = VirtualWorld(
+            ParameterServerCarrier(
+                where.routes(), [Task(0, "w", size, 0)], lambda task: times.append(world.now()), ends=ends(where)
+            )
+        )
+        world.start(Chunk("all_reduce", (Piece(0, 0, size),), size), lambda chunk: None)
+        world.run()
+        return times[0]
+
+    assert landed(busy) == pytest.approx(landed(links), abs=10 * NANOSECOND)
+
+
+def test_no_latency_is_negative_and_what_was_not_counted_costs_nothing():
+    links = Cluster(3, latency=MICROSECOND, exchange="ps", servers=1)
+    costs = CpuCost(MILLISECOND), CpuCost(MILLISECOND)
+    assert with_cpu(links, counted({1 << 12: 1, 1 << 20: 4}, *costs), 2).latency >= 0
+    assert with_cpu(links, counted({1 << 12: 1, 1 << 20: 4}, CpuCost(), CpuCost()), 2) == links
+    # Noise may make a large message cheaper than a small one.
+    samples = [CalibrationSample(1 << 12, 1, 0, 90, 20), CalibrationSample(1 << 20, 4, 0, 80, 10)]
+    assert with_cpu(links, samples, 2).cpu == HostCpu(2, CpuCost(90), CpuCost(20), together=True)
+
+
 @pytest.fixture
 def lab(name: str) -> Lab:
     return Lab.up(name, 2)
@@ -133,7 +190,13 @@ def test_schedules_are_measured_on_a_lab(name, servers, schedules, names):
             assert one.trace is not None
             assert len(one.trace.begins) == 4
             assert {"gpu", "wire"} <= set(one.trace.timeline.lanes())
-    if servers is not None:
+    if servers is None:
+        assert result.cluster.cpu is None
+    else:
+        assert result.cluster.cpu is not None
+        assert all(cost.message > 0 for cost in (result.cluster.cpu.worker, result.cluster.cpu.server))
+        assert all(one.forecast and one.forecast.cluster == result.cluster for one in result.measured)
+        assert result.to_dict()["calibration"]["cpu"]["worker"][0] > 0
         assert result.baseline.case == PLAIN
         assert "fifo" in verdict(result)
         assert "vs fifo" in render(result)

@@ -1,8 +1,8 @@
 """Cost of an exchange between the lab's hosts: measured over sizes, fitted to max(floor, θ + κ·s).
 
-`calibrate` times all-reduces, `probe` rounds through parameter servers. Operations follow each other closely, several
-in flight, as under a schedule that keeps a link busy; the additional time of one alone is latency, which the others
-hide.
+`calibrate` times all-reduces, `probe` rounds through parameter servers and the CPU time of their messages. Operations
+follow each other closely, several in flight, as under a schedule that keeps a link busy; the additional time of one
+alone is latency, which the others hide.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from foretrain.errors import ConfigError
+from foretrain.lab.host import cpu_time
 from foretrain.lab.messages import CalibrationSample
 from foretrain.network import Cluster
+from foretrain.network.host_cpu import CpuCost, HostCpu
 from foretrain.units import COST_SHIFT, MICROSECOND, MILLISECOND, NANOSECOND, SECOND, Time
 
 if TYPE_CHECKING:
@@ -100,6 +102,28 @@ def _latency(samples: Sequence[CalibrationSample]) -> float:
     return max(0.0, median(alone[size] - many[size] for size in many if size in alone)) if alone else 0.0
 
 
+def with_cpu(links: Cluster, samples: Sequence[CalibrationSample], cores: int) -> Cluster:
+    """Return ``links`` between hosts that share ``cores``, with the CPU time of a message from ``samples``.
+
+    What a message costs whatever its size is that of the smallest one alone: between paced bytes a real message seldom
+    shares a wake-up with others. Its CPU time is part of the latency that was measured, and is taken out of it.
+    ``links`` are returned as they are where no CPU time was counted.
+    """
+    small = min(samples, key=lambda sample: (sample.size, sample.depth))
+    large = max(samples, key=lambda sample: sample.size)
+    if not small.worker + small.server:
+        return links
+
+    def cost(least: Time, most: Time) -> CpuCost:
+        per_byte = max(0.0, (most - least) / (large.size - small.size))
+        return CpuCost(max(0, round(least - per_byte * small.size)), round(per_byte * (1 << COST_SHIFT)))
+
+    cpu = HostCpu(cores, cost(small.worker, large.worker), cost(small.server, large.server), together=True)
+    # Each way a message is handled at both ends, those of all workers at once.
+    handled = (small.worker + small.server) * max(links.workers, cores) // cores
+    return replace(links, cpu=cpu, latency=max(_LEAST_LATENCY, links.latency - handled))
+
+
 def nominal(links: Cluster) -> float:
     """Return the time per byte of an exchange at the nominal rate of ``links``, ps."""
     return links.cost.per_byte / (1 << COST_SHIFT)
@@ -128,29 +152,32 @@ def calibrate(
 
     tensor = torch.zeros(max(sizes) // 4)
 
-    def measure(size: int, depth: int, seconds: float) -> Time:
+    def measure(size: int, depth: int, seconds: float) -> tuple[Time]:
         expected = 2 * (hosts - 1) / hosts * size / rate + (hosts - 1) * MILLISECOND / SECOND
-        return _timed(tensor[: size // 4], min(_MANY, max(_FEW, math.floor(seconds / expected))), depth)
+        return (_timed(tensor[: size // 4], min(_MANY, max(_FEW, math.floor(seconds / expected))), depth),)
 
     return _in_turns([(size, depth) for size in sizes for depth in depths], measure, budget, progress)
 
 
 def _in_turns(
     cases: list[tuple[int, int]],
-    measure: Callable[[int, int, float], Time],
+    measure: Callable[[int, int, float], tuple[Time, ...]],
     budget: float,
     progress: Callable[[int, int], None],
 ) -> tuple[CalibrationSample, ...]:
-    """Return the median of several measurements of each size and depth.
+    """Return the medians of several measurements of each size and depth, in the order of a sample's times.
 
     Cases take turns, so that a disturbance hits several of them once and none of them always.
     """
-    found: dict[tuple[int, int], list[Time]] = {case: [] for case in cases}
+    found: dict[tuple[int, int], list[tuple[Time, ...]]] = {case: [] for case in cases}
     total = _TURNS * len(cases)
     for done, case in enumerate(cases * _TURNS, 1):
         found[case].append(measure(*case, budget / total))
         progress(done, total)
-    return tuple(CalibrationSample(*case, round(median(times))) for case, times in found.items())
+    return tuple(
+        CalibrationSample(*case, *(round(median(times)) for times in zip(*measured, strict=True)))
+        for case, measured in found.items()
+    )
 
 
 def _timed(tensor: torch.Tensor, count: int, depth: int) -> Time:
@@ -185,6 +212,7 @@ def probe(
     job: str,
     *,
     timeout: float,
+    processes: tuple[Sequence[int], Sequence[int]] = ((), ()),
     sizes: Sequence[int] = PUSH_SIZES,
     budget: float = 4.0,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -199,6 +227,7 @@ def probe(
         nominal_links: the links at their nominal rate; determine the repetitions, alike on every worker.
         job: name of the job, the same on all workers.
         timeout: seconds after which an outstanding round counts as stuck.
+        processes: pids of the workers and of the servers, to count the CPU time of a message.
         sizes: bytes, ascending.
         budget: seconds for everything, about.
         progress: called with the number of cases done and of all cases.
@@ -207,10 +236,15 @@ def probe(
     from foretrain.comm.ps.client.probing import depth as probe_depth
     from foretrain.comm.ps.frames import FrameKind, Header
 
-    def measure(size: int, depth: int, seconds: float) -> Time:
+    def measure(size: int, depth: int, seconds: float) -> tuple[Time, Time, Time]:
         expected = (nominal(nominal_links) * size + MILLISECOND) / SECOND
         count = min(_MOST_ROUNDS, max(_LEAST_ROUNDS, math.floor(seconds / expected)))
-        return round(rounds.series(size, count, depth) * NANOSECOND)
+        before = [cpu_time(pids) for pids in processes]
+        taken = rounds.series(size, count, depth)
+        # Each worker pushes one message in a round and pulls another; a worker and a server are the ends of both.
+        messages = 2 * nominal_links.workers * (count + depth)
+        worker, server = ((cpu_time(pids) - then) // messages for pids, then in zip(processes, before, strict=True))
+        return round(taken * NANOSECOND), worker, server
 
     cases = [(sizes[0], 1), *((size, probe_depth(size)) for size in sizes)]
     try:

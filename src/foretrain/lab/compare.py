@@ -14,7 +14,7 @@ import msgspec
 
 from foretrain.errors import ConfigError, ForetrainError, unknown
 from foretrain.files import temporary_folder
-from foretrain.lab.calibration import fit, nominal
+from foretrain.lab.calibration import fit, nominal, with_cpu
 from foretrain.lab.host import MOST_HOSTS
 from foretrain.lab.messages import (
     CalibrationReport,
@@ -308,6 +308,9 @@ def _result(plan: LabPlan, number: int, messages: Sequence[Message]) -> LabResul
     one = plan.experiments[number]
     samples = next(message.samples for message in messages if isinstance(message, CalibrationReport))
     place = fit(samples, nominal(plan.links)).on(plan.links)
+    if plan.servers:
+        # All hosts of a lab are on one machine.
+        place = with_cpu(place, samples, plan.cores or len(os.sched_getaffinity(0)))
     recorded = [m.workload for m in messages if isinstance(m, WorkloadReport) and m.experiment == number]
     workload = recorded[-1] if recorded else one.workload
     if workload is None:

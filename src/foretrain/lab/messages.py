@@ -135,11 +135,17 @@ class LabPlan:
 
 
 class CalibrationSample(msgspec.Struct, frozen=True):
-    """Time of an exchange of ``size`` bytes with ``depth`` of them in flight."""
+    """Time of an exchange of ``size`` bytes with ``depth`` of them in flight.
+
+    Over servers also the CPU time, ps, that a ``worker`` and a ``server`` take to send or to receive a message of that
+    size; 0 where it was not counted.
+    """
 
     size: int
     depth: int
     time: Time
+    worker: Time = 0
+    server: Time = 0
 
 
 class LabProgress(msgspec.Struct, frozen=True, tag=True):

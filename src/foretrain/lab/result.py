@@ -10,11 +10,12 @@ from typing import Any
 
 from foretrain.lab.messages import CalibrationSample, Experiment, LabCase
 from foretrain.network import Cluster
+from foretrain.network.host_cpu import HostCpu
 from foretrain.schedule import Bound, Spec
 from foretrain.schedule.script import Written
 from foretrain.simulation import Run, bound, simulate
 from foretrain.trace import Timeline
-from foretrain.units import Time, format_rate, format_size, to_seconds
+from foretrain.units import COST_SHIFT, SECOND, Time, format_rate, format_size, to_seconds
 from foretrain.workload import Workload
 
 PLAIN = LabCase("attach", schedule="fifo")
@@ -230,6 +231,7 @@ class LabResult:
                 "rate": self.cluster.up,
                 "latency": to_seconds(self.cluster.latency),
                 "floor": to_seconds(self.cluster.floor),
+                "cpu": _cpu(self.cluster.cpu),
                 "samples": [[one.size, one.depth, to_seconds(one.time)] for one in self.samples],
             },
             "baseline": self.baseline.case.name if self.baseline else None,
@@ -259,6 +261,15 @@ class LabResult:
         }
 
 
+def _cpu(cpu: HostCpu | None) -> dict[str, Any] | None:
+    """Return cores, and the CPU time of a message and of a byte at either end, as plain numbers."""
+    if cpu is None:
+        return None
+    ends = {"worker": cpu.worker, "server": cpu.server}
+    costs = {end: [to_seconds(cost.message), cost.per_byte / (SECOND << COST_SHIFT)] for end, cost in ends.items()}
+    return {"cores": cpu.cores, **costs}
+
+
 @dataclass(frozen=True, slots=True)
 class GapBreakdown:
     """Causes of an iteration's excess over T*, as shares of T*; they add up to T/T* − 1.
@@ -267,8 +278,9 @@ class GapBreakdown:
         link: links carry less than their nominal rate: headers, and gaps within a collective.
         policy: order, partitions, buckets and barrier.
         operations: costs of an operation whatever its size: coordination (θ), floor and latency.
-        cores: threads that were ready and had no core, on the host that waited longest for one; threads that waited at
-            the same time count as if one after the other, but no more than was measured beyond the forecast.
+        cores: CPU time of messages in the forecast, and threads that were ready and had no core, on the host that
+            waited longest for one; threads that waited at the same time count as if one after the other, but no more
+            than was measured beyond the forecast.
         unforeseen: the rest of what was measured beyond the forecast.
     """
 
@@ -300,10 +312,14 @@ def gap_breakdown(
         measured: the iteration's time, ps.
         waited: for cores, by the threads of one host in an iteration, ps.
     """
-    free = dataclasses.replace(where, latency=0, overhead=0, floor=0)
-    reachable = bound(workload, free).time
-    ideal = simulate(workload, free, schedule, trace=False).iteration_time
-    steps = (optimum, reachable, ideal, forecast, measured)
-    link, policy, operations, late = ((after - before) / optimum for before, after in pairwise(steps))
-    cores = min(waited / optimum, max(0.0, late))
-    return GapBreakdown(link, policy, operations, cores, late - cores)
+
+    def forecast_on(cluster: Cluster) -> Time:
+        return simulate(workload, cluster, schedule, trace=False).iteration_time
+
+    free = where.without_latency()
+    reachable, ideal = bound(workload, free).time, forecast_on(free)
+    unlimited = forecast_on(dataclasses.replace(where, cpu=None)) if where.cpu is not None else forecast
+    steps = (optimum, reachable, ideal, unlimited, forecast, measured)
+    link, policy, operations, messages, late = ((after - before) / optimum for before, after in pairwise(steps))
+    threads = min(waited / optimum, max(0.0, late))
+    return GapBreakdown(link, policy, operations, messages + threads, late - threads)

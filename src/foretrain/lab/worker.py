@@ -99,7 +99,10 @@ class _Worker:
         job = self._agreed(secrets.token_hex(8))
         secret = bytes.fromhex(os.environ[SECRET])
         links = Links([(host, int(port)) for host, _, port in places], secret, job, self._rank)
-        return probe(links, plan.links, job, timeout=plan.timeout, budget=plan.calibration)
+        workers = [host[0] for host in self._pids[: plan.hosts]]
+        servers = [pid for host in self._pids for pid in host if pid not in workers]
+        options = {"timeout": plan.timeout, "processes": (workers, servers), "budget": plan.calibration}
+        return probe(links, plan.links, job, **options)
 
     def _experiment(self, experiment: Experiment) -> None:
         each = -(-experiment.iterations // experiment.rounds)

@@ -125,8 +125,8 @@ def _losses(one: CaseResult) -> list[str]:
     return [
         f"of these, {100 * lost.link:.1f} points go to links that carry less than they are called, "
         f"{100 * lost.policy:.1f} to order and partitions, {100 * lost.operations:.1f} to agreement and start of "
-        f"operations, {100 * lost.cores:.1f} to threads without a core, {100 * lost.unforeseen:.1f} to what was not "
-        "forecast"
+        f"operations, {100 * lost.cores:.1f} to messages and threads that queue for a core, "
+        f"{100 * lost.unforeseen:.1f} to what was not forecast"
     ]
 
 
