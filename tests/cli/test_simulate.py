@@ -29,3 +29,9 @@ def test_outputs_are_checked_before_anything_runs(tmp_path):
     # A folder is where traces may go; the script is what is missing here.
     with pytest.raises(ConfigError, match="is no file"):
         run_command(["--trace", str(tmp_path), "--cluster", "dgx-h100:1", "--", str(tmp_path / "train.py")])
+
+
+def test_a_curve_of_loads_that_nothing_would_show_is_refused():
+    with pytest.raises(ConfigError, match="add --html") as error:
+        run_command(["--experts-curve", "--", "train.py"])
+    assert error.value.field == "experts_curve"

@@ -153,3 +153,41 @@ def test_the_page_and_the_numbers_hold_every_recipe(tmp_path: Path) -> None:
     page(result, tmp_path / "found.html")
     text = (tmp_path / "found.html").read_text()
     assert all(str(one.recipe) in text for one in found.candidates)
+
+
+ROUTED = """
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+width, batch = map(int, sys.argv[1:])
+router, expert = nn.Linear(1024, 8).cuda(), nn.Linear(1024, width).cuda()
+optimizer = torch.optim.SGD(router.parameters(), 0.1)
+for step in range(4):
+    x = torch.randn(batch << 10, 1024, device="cuda")
+    counts = router(x).topk(2).indices.flatten().bincount(minlength=8).tolist()
+    Path(f"seen-{width}-{batch}").write_text(f"{max(counts) / sum(counts):.2f}")
+    (expert(x[: max(counts)]).sum() + router(x).sum()).backward()
+    optimizer.step()
+"""
+
+
+def test_given_loads_of_experts_reach_every_recipe(tmp_path: Path) -> None:
+    _require_device()
+
+    def shares(experts: str) -> dict[str, float]:
+        (tmp_path / "train.py").write_text(ROUTED)
+        (tmp_path / "space.toml").write_text("[values]\nwidth = [1024, 4096]\nbatch = [2, 4, 8]\n")
+        command = [sys.executable, "-m", "foretrain", "search", "--cluster", "H100", "--space", "space.toml"]
+        script = ["--exhaustive", "--jobs", "1", "--experts", experts, "--", "train.py", "{width}", "{batch}"]
+        ended = subprocess.run([*command, *script], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+        return {path.name: float(path.read_text()) for path in tmp_path.glob("seen-*")}
+
+    balanced, uneven = shares("balanced"), shares("lognormal(1)")
+    assert len(uneven) == len(balanced) == 6
+    assert set(balanced.values()) == {0.12}
+    assert len(set(uneven.values())) == 1  # the same seed and step
+    assert min(uneven.values()) > 0.2

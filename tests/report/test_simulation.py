@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretrain.live.imbalance import ImbalancePoint
+from foretrain.live.routed_loads import RoutedLoads
 from foretrain.report import simulation
 from foretrain.report.findings import SimulationFindings, numbers, share, step_time
-from foretrain.report.simulation_page import page, render
+from foretrain.report.simulation_page import imbalance, page, render
 from foretrain.report.simulation_timeline import Bar, thin
 from foretrain.units import MILLISECOND
 
@@ -111,3 +113,28 @@ def test_thinning_keeps_busy_time(spans, most):
     assert len(fewer) <= 2 * most
     assert len(bars) > most or fewer == bars
     assert fewer[0].begin == bars[0].begin
+
+
+def test_the_loads_of_experts_are_shown_with_what_other_loads_would_take(done, capsys):
+    loads = RoutedLoads("loads.csv", None, 2, 1.75, 1.25)
+    points = (
+        ImbalancePoint(0.0, 0, 8 * MILLISECOND, 1.0, None),
+        ImbalancePoint(0.8, 0, 12 * MILLISECOND, 3.0, 1.5),
+        ImbalancePoint(0.8, 1, 14 * MILLISECOND, 4.0, 1.75),
+        ImbalancePoint(0.8, 2, None, failure="out of memory"),
+    )
+    found = SimulationFindings(dataclasses.replace(done, loads=loads), curve=points)
+    simulation.show(found)
+    assert "busiest expert 1.75, busiest rank 1.25 × the mean" in capsys.readouterr().out
+    document = json.loads(json.dumps(numbers(found)))
+    assert document["experts"]["busiest_rank"] == 1.25
+    assert [point["seconds"] for point in document["experts_curve"]] == [0.008, 0.012, 0.014, None]
+    figure = imbalance(found)
+    mean, draws, own = figure.data
+    assert (mean["x"], mean["y"]) == ([1.0, 3.5], [8.0, 13.0])
+    assert draws["x"] == [1.0, 3.0, 4.0]
+    assert (own["x"], own["y"]) == ([1.75], [9.0])
+    text = render(found)
+    assert "lognormal(0.8,2): out of memory" in text
+    assert "Loads of experts" not in render(SimulationFindings(done))
+    assert imbalance(SimulationFindings(done)) is None

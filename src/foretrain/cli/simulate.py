@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,9 +38,10 @@ from foretrain.cli.progress import StdoutClosed, end_with_reader
 from foretrain.errors import ConfigError, unknown
 from foretrain.files import STDOUT, write_json
 from foretrain.launch import launched
-from foretrain.units import Time, parse_size, parse_time
+from foretrain.units import SECOND, Time, format_time, parse_size, parse_time
 
 if TYPE_CHECKING:
+    from foretrain.live.imbalance import ImbalancePoint
     from foretrain.live.simulate import Simulated
     from foretrain.planner import ScheduleRequest
     from foretrain.report.findings import SimulationFindings
@@ -78,6 +80,8 @@ class SimulateOptions:
             gpu:s0.gpu3=80%.
         experts: loads that routers give to experts: balanced; lognormal(SIGMA), drawn for each router and step, e.g.
             lognormal(0.3) or lognormal(0.3,SEED); or a .csv, .json or .toml file of loads (docs/live/index.md).
+        experts_curve: also simulate with other loads of experts, ten more times, for a curve of the step's time against
+            their imbalance on the page (--html) and in the numbers (--json).
         memory: overrides GPU memory, e.g. 120GiB, to find the peak that a script would need.
         record_operators: file to write with the operators that the script launches, for foretrain calibrate.
         schedule: policy that exchanges DistributedDataParallel's gradients, e.g. prophet or
@@ -107,6 +111,7 @@ class SimulateOptions:
     stand_ins: Annotated[str, named("all|none|NAME,...")] = "all"
     fault: tuple[FaultText, ...] | None = None
     experts: Annotated[str, named("balanced|lognormal(SIGMA)|FILE")] = "balanced"
+    experts_curve: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     memory: SizeText | None = None
     record_operators: Path | None = None
     tokens: int | None = None
@@ -141,6 +146,8 @@ def _check(options: SimulateOptions) -> None:
         value = getattr(options, name)
         if value is not None and value < 1:
             raise ConfigError(name, value, f"is not a positive number of {name}", remedy)
+    if options.experts_curve and options.html is None and options.json is None:
+        raise ConfigError("experts_curve", True, "is shown nowhere", "add --html page.html or --json numbers.json")
     if options.compare and options.schedule is None and options.plan is None:
         raise ConfigError(
             "compare", True, "needs a schedule to compare with", "name a policy: --schedule prophet --compare"
@@ -213,21 +220,25 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
         with SimulationProgress(None) as progress:
             wait(progress.watch.building)
 
+    simulated = partial(
+        run,
+        script,
+        where,
+        module=module,
+        live=live,
+        factor=options.factor,
+        host=host,
+        calibration=calibration,
+        costs=options.costs,
+        stand_ins=stand_ins,
+        memory=memory,
+    )
+
     def once(schedule: str | Spec | None, kept: int, steps: int | None = options.steps) -> Simulated:
         with end_with_reader(), SimulationProgress(steps) as progress:
-            return run(
-                script,
-                where,
-                module=module,
-                live=live,
+            return simulated(
                 steps=steps,
                 kept=kept,
-                factor=options.factor,
-                host=host,
-                calibration=calibration,
-                costs=options.costs,
-                stand_ins=stand_ins,
-                memory=memory,
                 experts=options.experts,
                 operators=options.record_operators,
                 schedule=schedule,
@@ -249,7 +260,10 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
         sys.exit(failed.status)
     if isinstance(schedule, SavedPlan) and (others := plan_differences(done, schedule)):
         sys.stderr.write(f"foretrain: the plan was made under other conditions: {'; '.join(others)}\n")
-    found = SimulationFindings(done, options.tokens)
+    curve = (
+        _experts_curve(done, partial(simulated, steps=options.steps, schedule=policy)) if options.experts_curve else ()
+    )
+    found = SimulationFindings(done, options.tokens, curve)
     widen_piped_output()
     show(found)
     if stock is not None:
@@ -276,6 +290,24 @@ def _policy(schedule: ScheduleRequest, once: Callable[[Spec, int, int], Simulate
         return Spec("ddp")
     sys.stderr.write("".join(f"foretrain: {line}\n" for line in choice.lines))
     return choice.schedule
+
+
+def _experts_curve(done: Simulated, simulated: Callable[..., Simulated]) -> tuple[ImbalancePoint, ...]:
+    """Simulate again with other loads of experts, without the script's output, and tell how far that is."""
+    from foretrain.live.imbalance import COUNT, imbalance_points
+    from foretrain.live.rank_processes import WarmForkServers
+
+    longest = format_time(round(done.forecast.wall * COUNT) * SECOND)
+    sys.stderr.write(f"foretrain: {COUNT} more simulations, with other loads of experts: at most about {longest}\n")
+    points: list[ImbalancePoint] = []
+    with end_with_reader(), tempfile.TemporaryFile() as output, WarmForkServers(output.fileno()) as warm:
+        for point in imbalance_points(lambda loads: simulated(experts=loads, warm=warm)):
+            points.append(point)
+            time = format_time(point.time) if point.time else point.failure
+            sys.stderr.write(f"foretrain: {len(points)} of {COUNT}: lognormal({point.sigma},{point.seed}): {time}\n")
+    if not points:
+        sys.stderr.write("foretrain: no curve of loads: no counted choices of a router's topk or argmax were seen\n")
+    return tuple(points)
 
 
 def _write(found: SimulationFindings, stock: Simulated | None, options: SimulateOptions) -> Iterator[Path]:

@@ -34,9 +34,12 @@ class CommGroup:
         called: how many collectives each of ``live`` has called.
         pending: collectives that some of ``live`` have called and some have not, by number.
         kept: collectives with a root that all have called, by number, where other groups may ask for its values.
+        exchanged: where to note of each uneven all-to-all the bytes of the busiest rank over the mean; None to not.
     """
 
-    def __init__(self, members: tuple[int, ...], family: int, folding: Folding) -> None:
+    def __init__(
+        self, members: tuple[int, ...], family: int, folding: Folding, exchanged: list[float] | None = None
+    ) -> None:
         self.members, self.family = members, family
         self.index = {rank: position for position, rank in enumerate(members)}
         self.weights = folding.multiplicity(members)
@@ -44,6 +47,7 @@ class CommGroup:
         self.called = dict.fromkeys(self.live, 0)
         self.pending: dict[int, Collective] = {}
         self.kept: dict[int, Collective] | None = {} if folding.uneven else None
+        self.exchanged = exchanged
         self._folding = folding
 
     def stand_in(self, member: int) -> int:
@@ -169,6 +173,8 @@ class Collective:
             self.parts = {rank: self.parts[rank] for rank in self.group.live}
             if self.group.kept is not None and part.code in ROOTED:
                 self.group.kept[self.number] = self
+            if self._splits and self.group.exchanged is not None:
+                self._note_busiest(self.group.exchanged)
             askers, self._askers = self._askers, []
             for asker in askers:
                 asker()
@@ -198,12 +204,22 @@ class Collective:
     def request(self) -> CollectiveRequest:
         """Return the arguments of the network's collective."""
         parts, members = self.parts, self.group.members
-        splits = None
-        if self._splits:
-            even = {rank: (part.size // len(members),) * len(members) for rank, part in parts.items()}
-            splits = {**even, **self._splits}
+        splits = self._rows() if self._splits else None
         any_part = next(iter(parts.values()))
         return CollectiveRequest(OPERATIONS[any_part.code], max(part.size for part in parts.values()), members, splits)
+
+    def _rows(self) -> dict[int, tuple[int, ...]]:
+        """Return the bytes that each live member of an uneven all-to-all sends to each member."""
+        count = len(self.group.members)
+        return {rank: (part.size // count,) * count for rank, part in self.parts.items()} | self._splits
+
+    def _note_busiest(self, exchanged: list[float]) -> None:
+        """Note what the busiest member sends or receives, over the mean, where the rows of all are known."""
+        rows = list(self._rows().values())
+        total = sum(map(sum, rows))
+        if len(rows) == len(self.group.members) > 1 and total:
+            busiest = max(*map(sum, rows), *map(sum, zip(*rows, strict=True)))
+            exchanged.append(busiest * len(rows) / total)
 
     def end(self) -> None:
         """Mark the collective as over, and let the members' streams go on."""

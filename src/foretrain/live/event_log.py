@@ -121,7 +121,11 @@ SINGLED_OUT: Final = 8
 """Note: the script does something on rank ``a`` alone; payload the line that asks which rank it is."""
 EXPERTS: Final = 9
 """Note: loads of experts do not fit the script; payload JSON, the arguments of the ConfigError."""
-NOTES: Final = ("step", "memory", "warning", "annotation", "cost", "name", "rank", "gathered", "singled out", "experts")
+LOADS: Final = 10
+"""Note: router ``a`` of the rank, from 0, has drawn loads for a step; payload: the busiest expert's over the mean."""
+NOTES: Final = (
+    "step", "memory", "warning", "annotation", "cost", "name", "rank", "gathered", "singled out", "experts", "loads",
+)  # fmt: skip
 
 HEADER: Final = struct.Struct("<IIqII")
 """Records, bytes of payload, the host's clock, state (`RUNNING`, `ASKING`), and 0."""

@@ -19,12 +19,13 @@ from itertools import pairwise
 from typing import Any, Final, NoReturn
 
 from foretrain.errors import ForetrainError, PeerLost, StallError
-from foretrain.live.collectives import who
+from foretrain.live.collectives import CommGroup, who
 from foretrain.live.event_log import ASK, FORGET, LEAVE, Frame, answer, frames
 from foretrain.live.folding import Folding, Message
 from foretrain.live.gpu import CommRegistry, DeferredQueries, HostQuery, SimulatedGpu
 from foretrain.live.network_traffic import NetworkTraffic
 from foretrain.live.rank_trace import SimulationTrace
+from foretrain.live.routed_loads import routers_before
 from foretrain.simulation.world import VirtualWorld
 from foretrain.units import SECOND, Time, format_time
 
@@ -47,10 +48,16 @@ class FoldingInvalid(ForetrainError):
     Attributes:
         messages: that they exchange with live ones: source, target, and the group they were addressed in.
         singled_out: ranks that the script does something on, and the line that asks for each.
+        routers_before: for each rank, the routers of the stages before its own, where these were not known; else empty.
     """
 
-    def __init__(self, messages: tuple[Message, ...], singled_out: Mapping[int, str] | None = None) -> None:
-        self.messages = messages
+    def __init__(
+        self,
+        messages: tuple[Message, ...],
+        singled_out: Mapping[int, str] | None = None,
+        routers_before: tuple[int, ...] = (),
+    ) -> None:
+        self.messages, self.routers_before = messages, routers_before
         self.singled_out = dict(singled_out or {})
         super().__init__(f"{len(messages)} messages of ranks that are not live, {len(self.singled_out)} singled out")
 
@@ -94,7 +101,9 @@ class Executor:
         slowdown: how much longer computing takes while communication of the same GPU is under way, 1 or more.
         trace: where steps and activities are recorded.
         steps: a rank whose optimizer has made so many is ended on purpose, wherever it is; None if none is.
-        uneven_experts: whether ranks of a group that exchanges tokens in uneven parts must all be live.
+        uneven_experts: whether loads of experts are given, so that ranks of a group that exchanges tokens in uneven
+            parts must all be live.
+        routers_before: for each rank, the routers of the stages before its own, as the ranks were told.
     """
 
     def __init__(
@@ -108,12 +117,17 @@ class Executor:
         trace: SimulationTrace,
         steps: int | None = None,
         uneven_experts: bool = False,
+        routers_before: tuple[int, ...] = (),
     ) -> None:
         self._world, self._send, self._trace, self._steps = world, reply, trace, steps
         self._deferred = DeferredQueries(world)
         self._registry = registry = CommRegistry(world, traffic, folding)
         self._folding = folding
         self._uneven_experts = uneven_experts and not folding.final
+        self._numbering = uneven_experts and not routers_before
+        self._exchanging: set[CommGroup] = set()
+        if uneven_experts:
+            registry.exchanged = trace.exchanged
         trace.schedules = registry.schedules
         self._ranks = {
             rank: LiveRank(rank, SimulatedGpu(rank, world, registry, trace.rank_traces[rank], slowdown, folding.world))
@@ -135,10 +149,14 @@ class Executor:
         asks = bool(frame.entries) and frame.entries[-1].kind == ASK
         told = frame.entries[:-1] if asks else frame.entries
         rank.gpu.take(told)
-        if self._uneven_experts and self._registry.uneven:
-            self._unfold_experts()
+        if self._registry.uneven:
+            self._exchanging |= self._registry.uneven
+            if self._uneven_experts:
+                self._unfold_experts()
+            self._registry.uneven.clear()
         if self._trace.rank_traces[number].marks:  # until its first step it may still send messages that matter as well
             self._check_singled_out()
+            self._number_routers()
         if any(entry.kind != FORGET for entry in told):
             rank.polling_since = None
         rank.clock = max(rank.clock, frame.host)
@@ -206,10 +224,23 @@ class Executor:
     def _unfold_experts(self) -> None:
         """Raise FoldingInvalid where a group exchanges uneven parts and some of its members are represented."""
         apart = [group for group in self._registry.uneven if len(group.live) < len(group.members)]
-        self._registry.uneven.clear()
         if apart:
             pairs = ((*pair, group.members) for group in apart for pair in pairwise(group.members))
             raise FoldingInvalid(tuple(dict.fromkeys([*self._registry.p2p.unfolded, *pairs])))
+
+    def _number_routers(self) -> None:
+        """Raise FoldingInvalid when all ranks have made a step, if a pipeline's stages number their routers alike."""
+        traces = self._trace.rank_traces
+        if not self._numbering or not all(trace.marks for trace in traces.values()):
+            return
+        self._numbering = False
+        self._check_folding()
+        routers = {rank: len(trace.router_loads) for rank, trace in traces.items()}
+        groups = [group.live for group in self._exchanging]
+        before = routers_before(routers, groups, self._registry.p2p.pipelined())
+        if any(before.values()):
+            stands = (self._folding.representative(rank) for rank in range(self._folding.world))
+            raise FoldingInvalid((), routers_before=tuple(before[rank] for rank in stands))
 
     def _check_folding(self) -> None:
         self._check_singled_out()
@@ -288,13 +319,14 @@ def execute(
     trace: SimulationTrace | None = None,
     steps: int | None = None,
     uneven_experts: bool = False,
+    routers_before: tuple[int, ...] = (),
     waiting: Waiting = lambda ranks, seconds: None,
 ) -> SimulationTrace:
     """Execute the live ranks until all have left.
 
     Args:
         sockets: the executor's end of each live rank's socket pair, blocking.
-        world, traffic, folding, slowdown, steps, uneven_experts: as of `Executor`.
+        world, traffic, folding, slowdown, steps, uneven_experts, routers_before: as of `Executor`.
         trace: where steps and activities are recorded; by default without activities.
         waiting: called about once a second while nothing comes: which ranks compute on their host, for how many s.
 
@@ -310,8 +342,9 @@ def execute(
             sockets[rank].sendall(data)
 
     executor = Executor(
-        world, traffic, folding, reply, slowdown=slowdown, trace=trace, steps=steps, uneven_experts=uneven_experts
-    )
+        world, traffic, folding, reply, slowdown=slowdown, trace=trace, steps=steps, uneven_experts=uneven_experts,
+        routers_before=routers_before,
+    )  # fmt: skip
     try:
         with _collecting_rarely():
             _serve(executor, sockets, waiting)

@@ -31,6 +31,7 @@ class CommRegistry:
 
     Attributes:
         uneven: groups whose members have sent each other uneven parts.
+        exchanged: where to note of each uneven all-to-all the bytes of the busiest rank over the mean; None to not.
     """
 
     def __init__(self, world: VirtualWorld, traffic: NetworkTraffic, folding: Folding) -> None:
@@ -38,6 +39,7 @@ class CommRegistry:
         self.p2p = P2PMatcher(self.starts, folding)
         self.schedules = GradientSchedules(self.starts, traffic, folding)
         self.uneven: set[CommGroup] = set()
+        self.exchanged: list[float] | None = None
         self._folding, self._traffic = folding, traffic
         self._learnt: set[tuple[tuple[int, ...], int]] = set()
         self._groups: dict[tuple[tuple[int, ...], int], CommGroup] = {}
@@ -47,7 +49,7 @@ class CommRegistry:
         """Return the group of ``members``: the ``copy``-th that a rank makes of them is that of the other ranks."""
         group = self._groups.get((members, copy))
         if group is None:
-            group = self._groups[members, copy] = CommGroup(members, family, self._folding)
+            group = self._groups[members, copy] = CommGroup(members, family, self._folding, self.exchanged)
             asking, self._asking = self._asking, []
             for ask in asking:
                 ask()

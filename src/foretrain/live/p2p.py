@@ -184,6 +184,8 @@ class P2PMatcher:
 
     Attributes:
         unfolded: messages with ranks that should be live: source, target, and the group they are addressed in.
+        first: of each rank the first batch, and whether it sends and receives.
+        peers: pairs of live ranks between which there are messages.
     """
 
     def __init__(self, starts: CommLaunches, folding: Folding) -> None:
@@ -191,11 +193,25 @@ class P2PMatcher:
         self._unmatched: dict[Channel, tuple[deque[P2PEndpoint], deque[P2PEndpoint]]] = {}
         self._counts: dict[tuple[CommGroup, int, int, bool], int] = {}
         self.unfolded: list[tuple[int, int, tuple[int, ...]]] = []
+        self.first: dict[int, tuple[P2PBatch, set[bool]]] = {}
+        self.peers: set[tuple[int, int]] = set()
+
+    def pipelined(self) -> list[tuple[int, int]]:
+        """Return pairs of ranks that are stages of a pipeline; those of a ring first send and receive at once."""
+        return [
+            pair
+            for pair in sorted(self.peers)
+            if all(len(self.first[rank][1]) == 1 for rank in pair if rank in self.first)
+        ]
 
     def post(self, batch: P2PBatch, group: CommGroup, entry: LogRecord) -> P2PEndpoint:
         """Add a send or receive of ``batch``'s rank, and match it with the other end if that was posted."""
         rank, peer, sends = batch.handle.rank, group.members[entry.extra], not entry.code
         other = self._folding.representative(peer)
+        self.peers.add((rank, other))
+        batch_of_rank, directions = self.first.setdefault(rank, (batch, set()))
+        if batch is batch_of_rank:
+            directions.add(sends)
         counted = (group, rank, peer, sends)
         number = self._counts[counted] = self._counts.get(counted, 0) + 1
         end = P2PEndpoint(batch, group, entry, other, number)

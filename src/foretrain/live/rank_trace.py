@@ -21,6 +21,7 @@ from foretrain.live.event_log import (
     EXPERTS,
     GATHERED,
     KERNEL,
+    LOADS,
     MEMORY,
     NAME,
     RANK,
@@ -123,6 +124,7 @@ class RankTrace:
         gathered: world ranks whose objects were gathered, by the script's line that does.
         singled_out: world ranks that the script asks for, each with the line that does.
         wrong_experts: arguments of the ConfigError of loads of experts that do not fit the script; else empty.
+        router_loads: of each of its routers, by number, the busiest expert's loads over the mean, step by step.
         traced: whether activities are kept.
         warmup: number of first steps that are not representative.
         status: with which exit status the rank has left, or None.
@@ -138,6 +140,7 @@ class RankTrace:
         self.memory: dict[str, Any] = {}
         self.warnings: dict[str, int] = {}
         self.wrong_experts: tuple[str, ...] = ()
+        self.router_loads: dict[int, list[float]] = {}
         self.said_rank: int | None = None
         self.gathered: dict[str, set[int]] = {}
         self.singled_out: dict[int, str] = {}
@@ -226,6 +229,8 @@ class RankTrace:
             self.singled_out[note.a] = note.payload.decode()
         elif note.code == EXPERTS:
             self.wrong_experts = tuple(json.loads(note.payload))
+        elif note.code == LOADS:
+            self.router_loads.setdefault(note.a, []).append(json.loads(note.payload))
         elif note.code == WARNING:
             text = note.payload.decode()
             self.warnings[text] = self.warnings.get(text, 0) + 1
@@ -362,6 +367,8 @@ class SimulationTrace:
     Attributes:
         rank_traces: by rank.
         schedules: what policies exchanged, where they did.
+        exchanged: bytes of the busiest rank over the mean, of each uneven all-to-all; only where loads of experts are
+            given.
     """
 
     def __init__(
@@ -369,3 +376,4 @@ class SimulationTrace:
     ) -> None:
         self.rank_traces = {rank: RankTrace(rank, kept, stepped) for rank in ranks}
         self.schedules: Iterable[Any] = ()  # of `foretrain.live.scheduled_gradients.ModelSchedule`
+        self.exchanged: list[float] = []

@@ -31,6 +31,7 @@ from foretrain.live.rank_processes import (
     while_folded,
 )
 from foretrain.live.rank_trace import SimulationTrace, StepBreakdown
+from foretrain.live.routed_loads import RoutedLoads, routed_loads
 from foretrain.network.deployment import Deployment
 from foretrain.simulation.world import VirtualWorld
 
@@ -49,6 +50,7 @@ class RunOutcome:
     folding: Folding
     traffic: NetworkTraffic
     carried: NDArray[np.float64]
+    loads: RoutedLoads | None
 
 
 class _Steps:
@@ -99,11 +101,12 @@ class Refold:
         self._named: int | None = None  # the rank that the script of a fake world says it is
         self._singled_out: dict[int, str] = {}
         self._slow = [rank for rank, _ in settings.slow]
+        self._routers_before: tuple[int, ...] = ()
 
     def run(self) -> RunOutcome:
         """Run the ranks until all have ended; raise as `foretrain.live.simulate.simulate` does."""
         why = ""
-        for before in range(self._settings.world):
+        for before in range(2 * self._settings.world):  # each may be repeated to number routers
             folding = self._folding()
             if before and (self._messages or why):
                 self._watch.repeated(len(folding.live), why)
@@ -117,6 +120,7 @@ class Refold:
                         store=str(Path(folder, "store")),
                         folded=folded,
                         movable=len(folding.live) == 1 and self._named is None,
+                        routers_before=self._routers_before,
                     )
                     return self._once(settings, folding)
             except _OtherRank as found:
@@ -127,8 +131,10 @@ class Refold:
                 self._groups.update(dict.fromkeys(folding.groups))
                 self._heard.update(folding.live)
                 self._singled_out |= found.singled_out
+                self._routers_before = found.routers_before
                 places = [f"{place} asks for rank {rank}" for rank, place in found.singled_out.items()]
-                why = " and ".join(places) or "messages between them were seen"
+                numbered = "routers are numbered from the pipeline's first stage to its last"
+                why = " and ".join(places) or (numbered if found.routers_before else "messages between them were seen")
             except ScriptFailed as error:
                 if gathered := self._gathered(folding):
                     self._live = "all"
@@ -181,6 +187,7 @@ class Refold:
                     trace=trace,
                     steps=settings.steps,
                     uneven_experts=settings.experts is not None,
+                    routers_before=settings.routers_before,
                     waiting=self._watch.waiting,
                 )
             except FoldingInvalid:
@@ -198,7 +205,8 @@ class Refold:
             if failed := script_failure(trace):
                 raise failed
             _warn_of_copies(trace, folding)
-        return RunOutcome(trace, folding, traffic, steps.carried)
+        loads = routed_loads(settings.experts, settings.routers_before, trace)
+        return RunOutcome(trace, folding, traffic, steps.carried, loads)
 
 
 def _check_experts(trace: SimulationTrace) -> None:

@@ -30,6 +30,7 @@ from foretrain.live.network_traffic import NetworkTraffic
 from foretrain.live.rank_processes import WarmForkServers
 from foretrain.live.rank_trace import SimulationTrace
 from foretrain.live.refold import Live, ProgressCallbacks, Refold, RunOutcome, reporting_warnings
+from foretrain.live.routed_loads import RoutedLoads
 from foretrain.live.scheduled_gradients import SchedulePlan
 from foretrain.network.deployment import Deployment
 from foretrain.network.topology.graph import Topology
@@ -52,6 +53,7 @@ class Simulated:
         network: whose links `carried` is about.
         carried: bytes over each link in the last step of the first live rank, by all ranks, float64 (links,).
         usable: bytes of a GPU's memory that a script can have.
+        loads: that routers gave to experts; None where none were given, or none were counted.
     """
 
     forecast: Forecast
@@ -61,6 +63,7 @@ class Simulated:
     network: Topology
     carried: NDArray[np.float64]
     usable: int
+    loads: RoutedLoads | None = None
 
 
 def simulate(
@@ -157,7 +160,8 @@ def simulate(
             stack_range=forecast_range(device, factor, across=settings.gpus < settings.world),
         )
     usable = device.memory - settings.reserve
-    return Simulated(forecast, done.trace, done.folding, done.traffic, where.fluid.network, done.carried, usable)
+    network = where.fluid.network
+    return Simulated(forecast, done.trace, done.folding, done.traffic, network, done.carried, usable, done.loads)
 
 
 def _recorded(settings: RankSettings, operators: Path, run: Callable[[RankSettings], RunOutcome]) -> RunOutcome:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from foretrain.device.model import PROVENANCES
 from foretrain.live.forecast import CriticalPath, Forecast, RankForecast, critical_path
+from foretrain.live.imbalance import ImbalancePoint
+from foretrain.live.routed_loads import RoutedLoads
 from foretrain.live.scheduled_gradients import ModelSchedule
 from foretrain.live.simulate import Simulated
 from foretrain.network.topology.graph import Topology
@@ -60,10 +62,12 @@ class SimulationFindings:
     Attributes:
         done: the simulation.
         tokens: of one step, over all ranks; None where nobody said.
+        curve: the same script with other loads of experts; empty where nobody asked.
     """
 
     done: Simulated
     tokens: int | None = None
+    curve: tuple[ImbalancePoint, ...] = ()
 
     @property
     def forecast(self) -> Forecast:
@@ -203,6 +207,8 @@ def numbers(found: SimulationFindings) -> dict[str, Any]:
             for load in found.loads
         ],
         "schedules": [_schedule(one) for one in found.done.trace.schedules if one.plan],
+        "experts": None if found.done.loads is None else _experts(found.done.loads),
+        "experts_curve": [_point(point) for point in found.curve],
         "warnings": dict(forecast.warnings),
         "unknown_operators": list(forecast.unknown),
         "wall": forecast.wall,
@@ -226,6 +232,27 @@ def _schedule(schedule: ModelSchedule) -> dict[str, Any]:
         "operations_per_round": len(schedule.log) / max(rounds, 1),
         "optimum": to_seconds(plan.bound.time),
         "binds": plan.bound.kind,
+    }
+
+
+def _experts(loads: RoutedLoads) -> dict[str, Any]:
+    return {
+        "loads": loads.given,
+        "seed": loads.seed,
+        "routers": loads.routers,
+        "busiest_expert": loads.busiest_expert,
+        "busiest_rank": loads.busiest_rank,
+    }
+
+
+def _point(point: ImbalancePoint) -> dict[str, Any]:
+    return {
+        "sigma": point.sigma,
+        "seed": point.seed,
+        "seconds": None if point.time is None else to_seconds(point.time),
+        "busiest_expert": point.busiest_expert,
+        "busiest_rank": point.busiest_rank,
+        "failure": point.failure,
     }
 
 

@@ -23,6 +23,7 @@ from foretrain.device.model import PROVENANCES
 from foretrain.live.collectives import who
 from foretrain.live.rank_trace import StepBreakdown
 from foretrain.live.refold import ProgressCallbacks
+from foretrain.live.routed_loads import RoutedLoads
 from foretrain.live.scheduled_gradients import ModelSchedule
 from foretrain.live.simulate import Simulated
 from foretrain.report.findings import SimulationFindings, share, step_time
@@ -171,6 +172,14 @@ def percent(part: float) -> str:
     return f"{100 * part:.1f} %"
 
 
+def experts(loads: RoutedLoads) -> str:
+    """Return which loads routers gave, and how busy the busiest expert and rank were."""
+    seed = "" if loads.seed is None else f", seed {loads.seed}"
+    rank = "" if loads.busiest_rank is None else f", busiest rank {loads.busiest_rank:.2f}"
+    routers = f"{loads.routers} router{'s' if loads.routers > 1 else ''}"
+    return f"{loads.given}{seed}: busiest expert {loads.busiest_expert:.2f}{rank} × the mean, {routers}"
+
+
 def memory_left(found: SimulationFindings) -> str:
     """Return which rank needs the most memory, and how much it has left."""
     rank = found.tightest
@@ -205,6 +214,8 @@ def _summary(found: SimulationFindings) -> Table:
     if found.loads and found.loads[0].busiest:
         load = found.loads[0]
         table.add_row("busiest link", f"{percent(load.busiest)} used: {load.name}")
+    if (loads := found.done.loads) is not None:
+        table.add_row("experts", escape(experts(loads)))
     table.add_row("kernel times", provenance(found))
     table.add_row("simulated in", f"{forecast.wall:.1f} s")
     return table

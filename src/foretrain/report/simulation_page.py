@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 
 from foretrain.device.model import PROVENANCES
 from foretrain.files import write_atomically
 from foretrain.live.forecast import RankForecast
 from foretrain.report.document import BLUE, INK, LINE, ORANGE, SERIES, Card, Figure, document
 from foretrain.report.findings import SimulationFindings, share
-from foretrain.report.simulation import BANNER, interval, percent, shown
+from foretrain.report.simulation import BANNER, experts, interval, percent, shown
 from foretrain.report.simulation_timeline import timeline
 from foretrain.units import MILLISECOND, Time, format_size, format_time
 
@@ -35,6 +36,8 @@ def render(found: SimulationFindings, command: str = "") -> str:
         verdict=f"{format_time(forecast.iteration_time)} an iteration on {forecast.world:,} × {forecast.device.name}",
         reasons=_reasons(found),
         cards=_cards(found),
+        experts="" if found.done.loads is None else experts(found.done.loads),
+        failures=[point for point in found.curve if point.failure],
         banner=BANNER,
         forecast=forecast,
         first=first,
@@ -63,6 +66,7 @@ def _figures(found: SimulationFindings) -> dict[str, Figure]:
         "memory": memory(found),
         "memory_timeline": memory_timeline([(name, rank.memory.timeline) for name, rank in _labelled(found)]),
         "steps": steps(found),
+        "imbalance": imbalance(found),
         "fabric": fabric(wires),
         "inside": servers(wires),
     }
@@ -226,6 +230,44 @@ def steps(found: SimulationFindings) -> Figure:
         figure.add_strip(first.steps[0].number - 0.5, warm, LINE, opacity=0.45)
     figure.update_xaxes(title="step")
     return figure.update_yaxes(title="ms", rangemode="tozero")
+
+
+def imbalance(found: SimulationFindings) -> Figure | None:
+    """Return a figure of the time of a step against the loads of experts; None where no other loads were simulated."""
+    points = [point for point in found.curve if point.time is not None and point.busiest_expert is not None]
+    if not points:
+        return None
+    figure = Figure(300, showlegend=True)
+    sigmas = sorted({point.sigma for point in points})
+    alike = [[point for point in points if point.sigma == sigma] for sigma in sigmas]
+    figure.add_scatter(
+        x=[fmean(point.busiest_expert or 1.0 for point in group) for group in alike],
+        y=[fmean(point.time or 0 for point in group) / MILLISECOND for group in alike],
+        name="mean of the draws",
+        mode="lines",
+        line={"color": BLUE, "width": 1.5},
+        hovertemplate="mean of the draws<br>%{y:.4~g} ms, busiest expert %{x:.3~g} × the mean",
+    )
+    figure.add_scatter(
+        x=[point.busiest_expert for point in points],
+        y=[(point.time or 0) / MILLISECOND for point in points],
+        customdata=[f"lognormal({point.sigma},{point.seed})" for point in points],
+        name="one draw",
+        mode="markers",
+        marker={"color": BLUE, "size": 7},
+        hovertemplate="%{customdata}<br>%{y:.4~g} ms, busiest expert %{x:.3~g} × the mean",
+    )
+    loads = found.done.loads
+    figure.add_scatter(
+        x=[1.0 if loads is None else loads.busiest_expert],
+        y=[found.forecast.iteration_time / MILLISECOND],
+        name="this page" if loads is None else f"this page: {loads.given}",
+        mode="markers",
+        marker={"color": ORANGE, "size": 11},
+        hovertemplate="this page<br>%{y:.4~g} ms, busiest expert %{x:.3~g} × the mean",
+    )
+    figure.update_xaxes(title="load of the busiest expert over the mean")
+    return figure.update_yaxes(title="ms a step", rangemode="tozero")
 
 
 def _stacked(ranks: tuple[RankForecast, ...]) -> Figure:

@@ -4,8 +4,9 @@
 The shares of a router's experts are drawn by seed, router and step of the optimizer: independent of the rank, so that
 ranks which exchange tokens agree, and of the micro-batch, so that a recomputed router chooses as it did before. A
 router is the innermost module around its ``topk`` (or ``argmax``), or that line where there is no module. Routers are
-numbered in the order in which a rank first counts what they chose. No expert gets a token twice: its share is at most
-one over the experts of each token, and what is above goes to the others.
+numbered in the order in which a rank first counts what they chose, after those of the pipeline's stages before it
+(Note [Routers of a pipeline] in `foretrain.live.routed_loads`). No expert gets a token twice: its share is at most one
+over the experts of each token, and what is above goes to the others.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch import nn
 from foretrain.errors import ConfigError
 from foretrain.live.device.script import script_line
 from foretrain.live.device.settings import ExpertLoads
-from foretrain.live.event_log import EXPERTS
+from foretrain.live.event_log import EXPERTS, LOADS
 
 
 class Draw(NamedTuple):
@@ -38,14 +39,15 @@ class Routers:
 
     Args:
         loads: of the experts.
+        before: routers of the stages before this rank's.
 
     Attributes:
         step: of the optimizer, counted from 0.
     """
 
-    def __init__(self, device: ModuleType, loads: ExpertLoads) -> None:
+    def __init__(self, device: ModuleType, loads: ExpertLoads, before: int = 0) -> None:
         self.step = 0
-        self._device, self._loads = device, loads
+        self._device, self._loads, self._before = device, loads, before
         self._draws: list[Draw] = []
         self._numbers: dict[Draw, int] = {}
         self._order: dict[object, int] = {}
@@ -68,15 +70,19 @@ class Routers:
         """Return how many of ``total`` choices, ``top`` for each token, each expert gets in a draw."""
         draw = self._draws[number - 1]
         router = self._order.setdefault(draw.router, len(self._order))
-        key = router, draw.step, experts
-        if key not in self._weights:
+        key = self._before + router, draw.step, experts
+        known = key in self._weights
+        if not known:
             try:
                 self._weights[key] = self._loads.weights(*key)
             except ConfigError as error:
                 wrong = [error.field, str(error.value), error.problem, error.remedy]
                 self._device.note(EXPERTS, 0, 0, json.dumps(wrong).encode())
                 raise
-        return apportion(self._weights[key], total, total // max(top, 1))
+        counts = apportion(self._weights[key], total, total // max(top, 1))
+        if not known and total:
+            self._device.note(LOADS, router, 0, json.dumps(max(counts) * experts / total).encode())
+        return counts
 
     @property
     def found(self) -> int:

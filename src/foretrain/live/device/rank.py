@@ -139,8 +139,10 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
     stand_ins.install(settings.stand_ins, partial(_tell_stand_in, settings))
     # What is measured is charged already.
     host = None if settings.measured_host else HostOptimizerStep(device.spend, warn)
-    routers = None if settings.experts is None else Routers(device, settings.experts)
-    if routers is not None:
+    routers = None
+    if settings.experts is not None:
+        before = settings.routers_before[rank] if settings.routers_before else 0
+        routers = Routers(device, settings.experts, before)
         routers.install()
     _Steps(device, prices, settings.steps, watchdog, host, routers)
     with _scheduled(device, settings):

@@ -110,6 +110,10 @@ def _rows(path: Path) -> tuple[tuple[float, ...], ...]:
     return found
 
 
+_TUPLES = ("script", "stand_ins", "slow", "routers_before")
+"""Fields that JSON has as lists."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankSettings:
     """Settings of all ranks alike; sent to them as JSON.
@@ -135,6 +139,7 @@ class RankSettings:
         operators: where to write which operators were launched, with the rank behind it, or None.
         schedule: the policy that exchanges gradients in place of DistributedDataParallel's own; None leaves them to it.
         experts: loads that routers give to their experts; None for even ones.
+        routers_before: for each rank, the routers of the pipeline's stages before its own; empty for none.
         memory: bytes of GPU memory, overriding the preset, or None.
         reserve: bytes of a GPU's memory that PyTorch does not see: CUDA's context and NCCL's buffers.
     """
@@ -161,6 +166,7 @@ class RankSettings:
     operators: str | None = None
     schedule: str | None = None
     experts: ExpertLoads | None = None
+    routers_before: tuple[int, ...] = ()
 
     def to_json(self) -> str:
         """Encode for `from_json`, in another process."""
@@ -172,11 +178,20 @@ class RankSettings:
         fields = json.loads(text)
         if (experts := fields["experts"]) is not None:
             fields["experts"] = ExpertLoads(**experts | {"rows": tuple(map(tuple, experts["rows"]))})
-        return RankSettings(**fields | {name: tuple(fields[name]) for name in ("script", "stand_ins", "slow")})
+        return RankSettings(**fields | {name: tuple(fields[name]) for name in _TUPLES})
 
     def of_device(self) -> RankSettings:
         """Return these without what the activation of a device, and what is imported then, does not depend on."""
-        return replace(self, script=self.script[:1], store="", movable=False, steps=None, operators=None, experts=None)
+        return replace(
+            self,
+            script=self.script[:1],
+            store="",
+            movable=False,
+            steps=None,
+            operators=None,
+            experts=None,
+            routers_before=(),
+        )
 
     def measured(self) -> tuple[Device, Calibration | None]:
         """Return the device, and what was measured on it.
