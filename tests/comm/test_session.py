@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -150,6 +151,29 @@ def test_a_server_that_sums_and_is_lost_is_named_and_ends_with_its_session():
     for error in on_ranks(2, run, "fifo", ft.BoundedLoss(0.0, "ps"), warmup=WARMUP):
         assert "the server that sums was lost: " in str(error)
     assert not [pid for pid in descendants(os.getpid()) if "comm.bounded.server" in command_of(pid)]
+
+
+SERVED = """
+import os, signal, time
+from foretrain.comm.bounded.server import Opening, SummingServer
+server = SummingServer(Opening("127.0.0.1", 2, "00" * 32, False, "share", 60.0, os.getpid()))
+server.row()
+if (child := os.fork()) == 0:
+    time.sleep(600)
+print(server._process.pid, child, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.process
+def test_a_server_that_sums_ends_with_rank_0_also_where_a_forked_child_lives_on():
+    with subprocess.Popen([sys.executable, "-c", SERVED], stdout=subprocess.PIPE, text=True) as rank_0:
+        assert rank_0.stdout is not None
+        server, child = map(int, rank_0.stdout.readline().split())
+        try:
+            assert select.select([os.pidfd_open(server)], [], [], 600)[0]
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 RANK_1 = """

@@ -255,7 +255,11 @@ def _connect_bounded(
     rank, ranks, gather, server = control.rank, control.ranks, control.gather, None
     rescale, ending = transport.missing == "rescale", transport.ending
     if transport.over == "ps":
-        server = SummingServer(Opening(host, ranks, fresh.hex(), rescale, ending, timeout)) if rank == 0 else None
+        server = (
+            SummingServer(Opening(host, ranks, fresh.hex(), rescale, ending, timeout, os.getpid()))
+            if rank == 0
+            else None
+        )
         gather = partial(_gather_with, server, control)
     try:
         count = ranks + (transport.over == "ps")

@@ -17,6 +17,7 @@ from tests.comm.bounded.group import engines, group, has_ipv6, in_threads
 from tests.comm.bounded.relay import Network, hostile, losing, perfect
 from tests.comm.collectives.test_ring import group as ring_group
 from tests.comm.collectives.test_ring import inputs, nothing_is_left_behind, run
+from tests.waiting import until
 
 __all__ = ["nothing_is_left_behind"]
 
@@ -300,6 +301,45 @@ def test_where_udp_is_blocked_half_way_tcp_takes_over():
         arrays, total = inputs("float32", 2, 100_000)
         run(members, "all_reduce", arrays)
         np.testing.assert_array_equal(arrays[1], total)
+
+
+def test_where_only_small_packets_pass_tcp_takes_over():
+    with (
+        Network(lambda packet, _: [packet] if len(packet) < 1000 else []) as network,
+        group(2, network=network, blocked=0.2) as members,
+    ):
+        arrays, total = inputs("float32", 2, 100_000)
+        run(members, "all_reduce", arrays)
+        np.testing.assert_array_equal(arrays[1], total)
+        assert all(each.engine.counted()["over_tcp"] == 1 for each in members)
+
+
+def test_a_peer_goes_back_to_udp_once_packets_pass_again():
+    with Network(losing(1.0)) as network, group(2, network=network, blocked=0.2) as members:
+        arrays, total = inputs("float32", 2, 100_000)
+        run(members, "all_reduce", arrays)
+        network.fate = perfect
+        until(lambda: all(each.engine.counted()["over_udp_again"] for each in members))
+        seen = []
+        network.fate = lambda packet, _: [seen.append(packet) or packet]
+        arrays, total = inputs("float32", 2, 100_000)
+        run(members, "all_reduce", arrays)
+        np.testing.assert_array_equal(arrays[1], total)
+        assert sum(packet[14] == 0 for packet in seen) >= 2 * 100_000 * 4 // PAYLOAD  # of data
+
+
+def test_a_network_that_loses_nothing_loses_little():
+    def slowly(packet, _):
+        time.sleep(0.0005)
+        return [packet]
+
+    with Network(slowly) as network, group(2, network=network, tolerance=0.1, droppable="packet") as members:
+        lost = 0
+        for _ in range(6):
+            arrays, _ = inputs("float32", 2, 300_000)
+            works = [each.all_reduce(values) for each, values in zip(members, arrays, strict=True)]
+            lost += sum(loss.size for work in works if work.wait(300) for loss in work.losses)
+        assert lost < 0.02 * 6 * 2 * 600_000  # each rank receives half an array; a rank that hardly runs may lose some
 
 
 def test_a_rank_that_has_all_may_end_before_the_others():

@@ -288,16 +288,10 @@ class BoundedCollectives:
         return np.array(header + numbers, np.int64)
 
     def _finish_all(self) -> None:
-        blocked = 0
+        said = 0, 0
         try:
             while (losses := self.engine.next()) is not None:
-                if (now := self.engine.counted()["over_tcp"]) > blocked:
-                    blocked = now
-                    logger.warning(
-                        "rank %d: %d peers answer nothing over UDP: their packets go over TCP, and nothing is lost any "
-                        "more; is UDP open between the hosts?",
-                        *(self.rank, blocked),
-                    )
+                said = self._warn(said)
                 with self._lock:
                     work = self._unfinished[0]
                 losses = self._land(work, losses)
@@ -314,6 +308,20 @@ class BoundedCollectives:
             left, self._unfinished = self._unfinished, deque()
         for work in left:
             work.finish([], error)
+
+    def _warn(self, said: tuple[int, int]) -> tuple[int, int]:
+        """Say how often peers were served over TCP, and went back, where it is more often than was ``said``."""
+        counted = self.engine.counted()
+        blocked, again = counted["over_tcp"], counted["over_udp_again"]
+        if blocked > said[0]:
+            logger.warning(
+                "rank %d: %d peers take no packets of %d bytes over UDP: they go over TCP until UDP works, and nothing "
+                "is lost meanwhile; is UDP open between the hosts, and is their MTU the network's?",
+                *(self.rank, blocked - again, self.engine.path.payload + HEADER),
+            )
+        elif again > said[1]:
+            logger.info("rank %d: UDP works again for %d peers", self.rank, again - said[1])
+        return blocked, again
 
     def _lost(self, failed: EngineFailed) -> LinkError:
         what = {0: "it hung up", -1: "another rank lost it"}.get(failed.why) or os.strerror(failed.why)

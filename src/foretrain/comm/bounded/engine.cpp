@@ -23,8 +23,9 @@
 // exceed the tolerance of all that has been received, nor an eighth of an array's packets or its own share. A small
 // array's own share is less than a packet, so that nothing of it could ever be lost.
 //
-// Note [Grace]. Where enough has come, the rest is often about to: it is waited for, for a sixteenth of the time that the
-// array has taken, so that little is lost where the network loses nothing. The papers stop at once.
+// Note [Grace]. Where enough has come, the rest is often about to: it is waited for, for a quarter longer than it takes at
+// the rate so far, so that nothing is lost where the network loses nothing. The papers stop at once. Where packets are
+// lost, the sender asks as soon as all has gone, and what is missing then is not waited for.
 //
 // Note [Endings]. Of arrays that may lose some, other rules than these two notes' may say when they are over: from what
 // the same array has taken before, see early_close.py and optireduce.py. Their deadlines are limits of time, which no
@@ -38,6 +39,11 @@
 // Note [Direct sums]. Where a stage adds one array to the values and nothing else, each packet is added as it comes,
 // while it is in a core's cache, and not placed first. Of such a stage no other array waits, so that the order of
 // additions is the plan's. What has come before the stage begins was placed, and is added then, unless that is much.
+//
+// Note [Over TCP]. A peer that takes no packets over UDP for `blocked`, though it is sent some, is served over TCP: it may
+// be that it answers nothing, or that only small packets arrive. Both sides then try a full packet over UDP every second,
+// from a second on, and from twice as long on whenever it happens again. A try that comes is answered by another, which
+// says so, and who hears that goes back to UDP.
 //
 // Note [Own thread]. The engine answers peers in a thread that never takes Python's lock, which a training thread may
 // hold for milliseconds: TCP would answer them in the kernel.
@@ -82,7 +88,7 @@ const int64_t BATCH = 4, BUFFER = 1 << 16;             // messages and bytes of 
 const int64_t SLICE = 256 << 10;                        // bytes that are summed before packets are looked at again
 const int64_t QUEUED = 1 << 20;                         // bytes that wait for a peer's connection
 const int64_t LONGEST_WAIT = 50'000'000;                // ns between two questions to a peer that computes
-const int64_t GRACE = 16, LEAST_GRACE = 100'000;          // share of an array's time, and ns; see Note [Grace]
+const int64_t GRACE = 16, LEAST_GRACE = 100'000;          // least share of an array's time, and ns; see Note [Grace]
 const int64_t CARRY = 16, MOST_LOST = 8;                // arrays whose budget is kept; share of an array's packets
 const int64_t AHEAD = 4, AHEAD_PACKETS = 64;            // operations, and packets of an array; see Note [Opened]
 const int64_t QUEUEING = 1'000'000;                     // ns; see Note [Delay]
@@ -92,11 +98,12 @@ const int64_t HISTORY = 32;                             // numbers that an endin
 const int64_t NEVER = int64_t(1) << 62;                 // ns
 const int64_t LAST = 100;                               // of this many packets of an array, the last one says that all went
 const int64_t QUIET = 1'000'000'000;                    // ns without a word until a rank that waits asks
+const int64_t MOST_PATIENCE = 64 * QUIET, SETTLING = 5 * QUIET; // see Note [Over TCP]; ns in which both sides go back
 
 // The order is that of engine.py.
 enum Counter {
     SENT, SENT_BYTES, SENT_AGAIN, RECEIVED, RECEIVED_BYTES, DUPLICATE, LATE, EARLY, MARKED, MALFORMED, STRANGER, FORGED,
-    PROBES, MAPS, OVER_TCP, LOST_BYTES, COUNTERS
+    PROBES, MAPS, OVER_TCP, OVER_UDP_AGAIN, LOST_BYTES, COUNTERS
 };
 
 int64_t now_ns() {
@@ -210,15 +217,20 @@ struct Send {
 };
 
 struct Receive {
-    int64_t from, stage, packets, size, need, place, cursor = 0, got = 0, vital_missing = 0;
+    int64_t from, stage, packets, size, need, place, got = 0, vital_missing = 0;
     int64_t* history = nullptr;     // of its ending; null where that is the share that has come
     char* target;
     const SumNumbers* direct = nullptr;     // what its packets are added by as they come; see Note [Direct sums]
     bool done = false, touched = false;
-    int64_t first = 0, enough = 0, last = 0;    // ns: when the first packet, enough, and the first of the last had come
+    int64_t first = 0, last = 0;    // ns: when the first packet, and the first of the last, had come
+    int64_t until = 0;              // ns: until when the rest is waited for, once there is enough; see Note [Grace]
     Bits came, vital;
 
-    int64_t until() const { return enough + std::max((enough - first) / GRACE, LEAST_GRACE); }
+    void wait_for_rest(int64_t now) {
+        int64_t took = now - first;
+        double rest = double(took) * double(size - got) / double(std::max<int64_t>(got, 1));
+        until = now + std::max({int64_t(1.25 * rest), took / GRACE, LEAST_GRACE});
+    }
 };
 
 struct Operation {
@@ -257,6 +269,10 @@ struct Peer {
     bool owes_ack = false, over_tcp = false, ended = false;
     int64_t heard = 0, asked = 0;   // ns; asked: since when there is no answer, 0 if there is
     int64_t quiet_since = 0, next_send = 0, pinged = 0;
+    int64_t unheard = 0;            // ns: since when it is sent data of which none comes, 0 if some does
+    int64_t next_try = 0, patience = QUIET, returned = 0;   // ns; see Note [Over TCP]
+    uint32_t tries = 0;             // of its own that came, since it is served over TCP
+    bool waited_for = false;        // something is still to come from it
     int64_t least_trip = INT64_MAX; // µs
     int64_t budget = 0;             // bytes of its arrays that may be lost; see Note [Budget]
     std::vector<char> out, in;      // bytes of the connection
@@ -444,7 +460,6 @@ class Engine {
         made.packets = (numbers.size + set_.payload - 1) / set_.payload;
         made.came.reset(made.packets, false);
         if (made.need >= made.size) return;
-        made.cursor = first_packet(op, stage, made.packets);
         if (ending_.over) {
             std::vector<int64_t>& history = histories_[{op.header().slot, stage, made.from, made.size}];
             history.resize(HISTORY);
@@ -584,8 +599,8 @@ class Engine {
     void complete(Operation& op, Receive& receive) {
         receive.touched = false;
         if (receive.done || receive.vital_missing || (!receive.history && needed(receive))) return;
-        if (!receive.enough) receive.enough = now_;
-        int64_t until = receive.history ? over_at(receive) : receive.until();
+        if (!receive.until) receive.wait_for_rest(now_);
+        int64_t until = receive.history ? over_at(receive) : receive.until;
         if (receive.got < receive.size && now_ < until) {
             receive.touched = true;  // looked at again
             next_look_ = std::min(next_look_, until);
@@ -723,7 +738,8 @@ class Engine {
         peer.heard = now_;
         peer.asked = 0;
         // It has heard nothing over UDP; its answers would not come either.
-        if (over_link && header.kind != GONE && header.kind != BYE) serve_over_tcp(peer);
+        bool last_words = header.kind == GONE || header.kind == BYE;
+        if (over_link && !last_words && now_ - peer.returned > SETTLING) serve_over_tcp(peer);
         if (before(peer.opened, header.opened)) open(peer, header.opened);
         switch (header.kind) {
             case DATA: return take_data(peer, header, data, marked);
@@ -731,7 +747,7 @@ class Engine {
             case STOP: return stop(peer, header.operation, header.stage, data, header.length);
             case PROBE: return answer(peer, header);
             case MAP: return take_map(peer, header, data);
-            case PING: peer.owes_ack = true; return;
+            case PING: return header.length ? take_try(peer, header) : void(peer.owes_ack = true);
             case GONE: return lose(header.index < set_.ranks ? header.index : header.source, -1);
             case BYE: return ended(peer, header);
         }
@@ -769,8 +785,7 @@ class Engine {
         if (receive.done) return ++counters_[LATE], true;
         receive.came.set(header.index);
         if (!receive.first) receive.first = now_;
-        int64_t place = (header.index - receive.cursor + receive.packets) % receive.packets;  // in the order of sending
-        if (!receive.last && place >= receive.packets - (receive.packets + LAST - 1) / LAST) receive.last = now_;
+        if (!receive.last && header.flags & FINAL) receive.last = now_;
         if (receive.direct) {
             add(op, *receive.direct, from, data, header.length);
         } else {
@@ -797,7 +812,8 @@ class Engine {
 
     void open(Peer& peer, uint32_t opened) {
         peer.opened = opened;
-        for (Send* send : peer.sends)  // some of what went ahead may have been dropped
+        peer.unheard = 0;  // what went ahead may have been dropped
+        for (Send* send : peer.sends)
             if (send->went && before(send->operation->number, opened))
                 send->due = std::min(send->due, now_ + probe_delay(peer, 0));
     }
@@ -808,6 +824,7 @@ class Engine {
         std::memcpy(&arrived, data, sizeof arrived);
         int64_t count = int32_t(arrived.packets - peer.acked), marked = int32_t(arrived.marked - peer.acked_marked);
         if (count <= 0 || count > 1 << 20 || !before(header.sequence, peer.sequence)) return;
+        peer.unheard = 0;
         peer.acked = arrived.packets;
         peer.acked_marked = arrived.marked;
         peer.answered = header.sequence + 1;
@@ -838,6 +855,7 @@ class Engine {
             Operation& op = *send->operation;
             op.lost.insert(op.lost.end(), {send->data - op.values + from, size, set_.rank});
         }
+        peer.unheard = 0;
         --send->operation->open_sends;
         peer.sends.erase(std::find(peer.sends.begin(), peer.sends.end(), send));
         settle(peer);
@@ -856,7 +874,7 @@ class Engine {
         if (receive.done) return say_stop(peer, *op, receive);
         if (receive.history) return answer_ending(peer, *op, receive, header.sequence);
         if (!needed(receive) && !receive.vital_missing) {
-            receive.enough = receive.first = now_ - LEAST_GRACE;  // all has gone: what has not come is lost
+            receive.until = now_;  // all has gone: what has not come is lost
             receive.touched = true;
             return;
         }
@@ -1054,6 +1072,7 @@ class Engine {
             Header& header = headers[k];
             header = header_of(DATA, send->operation->number, send->stage);
             header.flags = important ? IMPORTANT : 0;
+            if (send->left - k <= (send->packets + LAST - 1) / LAST) header.flags |= FINAL;
             if (k + 1 == count && (count == send->left || count >= std::min(third, room))) header.flags |= ANSWER;
             header.index = uint32_t(chosen[k]);
             header.sequence = peer.sequence + uint32_t(k);
@@ -1080,6 +1099,7 @@ class Engine {
         }
         send->begun = true, send->answered = false;
         peer.quiet_since = now_;
+        if (!peer.unheard && !peer.over_tcp && is_open(peer, *send)) peer.unheard = now_;
         if (send->left == 0) {
             send->went = true;
             send->last = peer.sequence - 1;
@@ -1113,6 +1133,9 @@ class Engine {
 
     void check_timers() {
         next_due_ = now_ + QUIET;
+        for (Peer& peer : peers_) peer.waited_for = false;
+        for (auto& op : active_)
+            for (Receive& receive : op->receives) peers_[receive.from].waited_for |= !receive.done;
         for (int64_t rank = 0; rank < set_.ranks; ++rank) {
             Peer& peer = peers_[rank];
             if (!peer.control) continue;
@@ -1162,19 +1185,20 @@ class Engine {
 
     // A rank is lost that answers nothing for long, or that has ended though something is still wanted of it.
     void check_alive(Peer& peer, int64_t rank) {
-        bool waits = false;
-        for (auto& op : active_)
-            for (Receive& receive : op->receives) waits |= receive.from == rank && !receive.done;
-        if (waits && now_ - peer.heard > QUIET && now_ - peer.pinged > QUIET / 4) {
+        if (peer.waited_for && now_ - peer.heard > QUIET && now_ - peer.pinged > QUIET / 4) {
             peer.pinged = now_;
             note_asked(peer);
             signal(peer, PING, 0, 0, 0, 0);
         }
-        if (waits) next_due_ = std::min(next_due_, now_ + QUIET / 4);
-        if (peer.ended && (waits || !peer.sends.empty())) return lose(rank, 0);
-        if (!peer.asked || now_ - peer.asked < set_.blocked) return;
+        if (peer.waited_for) next_due_ = std::min(next_due_, now_ + QUIET / 4);
+        if (peer.ended && (peer.waited_for || !peer.sends.empty())) return lose(rank, 0);
+        if (peer.over_tcp) try_udp(peer);
+        if (peer.unheard) next_due_ = std::min(next_due_, peer.unheard + set_.blocked);
+        int64_t since = std::min(peer.asked ? peer.asked : NEVER, peer.unheard ? peer.unheard : NEVER);
+        if (now_ - since < set_.blocked) return;
         serve_over_tcp(peer);
-        if (now_ - peer.asked > set_.timeout) lose(rank, ETIMEDOUT);
+        peer.unheard = 0;
+        if (peer.asked && now_ - peer.asked > set_.timeout) lose(rank, ETIMEDOUT);
     }
 
     // ── Connections ──
@@ -1183,6 +1207,41 @@ class Engine {
         if (peer.over_tcp || peer.link < 0) return;
         peer.over_tcp = true;
         ++counters_[OVER_TCP];
+        for (Send* send : peer.sends) send->due = now_;
+        peer.tries = 0;
+        peer.next_try = now_ + peer.patience;
+        peer.patience = std::min(2 * peer.patience, MOST_PATIENCE);
+    }
+
+    void try_udp(Peer& peer) {
+        if (peer.ended) return;
+        if (now_ >= peer.next_try) {
+            send_try(peer);
+            peer.next_try = now_ + QUIET;
+        }
+        next_due_ = std::min(next_due_, peer.next_try);
+    }
+
+    // Sends a packet as large as any over UDP; it says how many of the peer's have come.
+    void send_try(Peer& peer) {
+        std::vector<char> data(set_.payload);
+        Header header = header_of(PING, 0, 0);
+        header.index = peer.tries;
+        header.length = uint16_t(set_.payload);
+        header.tag = tag_of(peer.sending, header, data.data());
+        iovec parts[2] = {{&header, sizeof header}, {data.data(), data.size()}};
+        transmit(peer, parts, 2, 0, service_[1]);
+    }
+
+    void take_try(Peer& peer, const Header& header) {
+        ++peer.tries;
+        if (!header.index) return send_try(peer);
+        if (!peer.over_tcp) return;
+        send_try(peer);
+        peer.over_tcp = false;
+        peer.returned = now_;
+        ++counters_[OVER_UDP_AGAIN];
+        law_.settled(peer.control, reinterpret_cast<double*>(peer.control));
         for (Send* send : peer.sends) send->due = now_;
     }
 

@@ -31,11 +31,11 @@ HEADER = 40
 """Bytes of a packet before its data."""
 COUNTERS = (
     *("sent", "sent_bytes", "sent_again", "received", "received_bytes", "duplicate", "late", "early", "marked"),
-    *("malformed", "stranger", "forged", "probes", "maps", "over_tcp", "lost_bytes"),
+    *("malformed", "stranger", "forged", "probes", "maps", "over_tcp", "over_udp_again", "lost_bytes"),
 )
 """Names of the engine's counters, in its order: of packets unless they say bytes. ``late`` came when enough was there;
-``early`` before their operation; ``malformed``, ``stranger`` and ``forged`` were dropped; ``over_tcp`` are peers that
-answered nothing over UDP."""
+``early`` before their operation; ``malformed``, ``stranger`` and ``forged`` were dropped; ``over_tcp`` counts how often
+a peer took nothing over UDP and was served over TCP from then on, ``over_udp_again`` how often one went back."""
 
 _BUFFER = 16 << 20
 """Bytes of the socket's buffers that are asked for; Linux gives others than root less, see net.core.rmem_max."""

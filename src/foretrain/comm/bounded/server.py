@@ -3,16 +3,21 @@
     rank 0 ──▶ stdin     who takes part; all rows of each gathering; then every operation, as it begins
     rank 0 ◀── stdout    the server's own row of each gathering; then what each operation that may lose some has lost
 
-Packets go between the server and all ranks, as among ranks. It ends with an empty line, or with stdin: not with the
-thread that started it, which the system would take for its parent.
+Packets go between the server and all ranks, as among ranks. It ends with an empty line, with stdin, or with rank 0's
+process, whose forked children may hold copies of stdin: not with the thread that started it, which the system would
+take for its parent.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import select
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import IO, Any
@@ -29,6 +34,8 @@ from foretrain.comm.options import Ending
 
 _LIMIT = 10.0
 """Seconds until a server that is told to end is killed."""
+_GRACE = 1.0
+"""Seconds from rank 0's end to the server's own: by then all ranks have found whose link broke first."""
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -41,6 +48,7 @@ class Opening(msgspec.Struct, frozen=True):
         rescale: whether sums that miss contributions are rescaled.
         ending: when an array is over that may lose some.
         timeout: seconds until all are connected, and after which a silent one is lost.
+        parent: number of rank 0's process.
     """
 
     host: str
@@ -49,6 +57,7 @@ class Opening(msgspec.Struct, frozen=True):
     rescale: bool
     ending: Ending
     timeout: float
+    parent: int
 
 
 class Beginning(msgspec.Struct, frozen=True):
@@ -148,6 +157,7 @@ def main() -> None:
     source, answers = sys.stdin.buffer, sys.stdout.buffer
     opening = msgspec.json.decode(source.readline(), type=Opening)
     rank = opening.ranks
+    threading.Thread(target=_end_after, args=(opening.parent,), daemon=True).start()
 
     def gather(values: Sequence[int]) -> list[list[int]]:
         _write(answers, [int(value) for value in values])
@@ -177,6 +187,14 @@ def main() -> None:
         collectives.close()
         lossy.put(None)
         telling.join()
+
+
+def _end_after(parent: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(parent)
+        select.select([descriptor], [], [])
+    time.sleep(_GRACE)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _tell_losses(works: SimpleQueue[BoundedWork | None], to: IO[bytes]) -> None:

@@ -14,11 +14,13 @@ namespace {
 
 enum Message : uint8_t { DATA, ACK, STOP, PROBE, MAP, PING, GONE, BYE, MESSAGES };
 // ACK: what has come. STOP: a transfer needs nothing more, and has lost these. PROBE: what is missing? MAP: this is.
-// PING: is anyone there? GONE: this rank has lost another. BYE: this rank has ended; all its operations before `operation` are done.
+// PING: is anyone there? With data: do packets of this size come? `index` says how many of the other side's have come.
+// GONE: this rank has lost another. BYE: this rank has ended; all its operations before `operation` are done.
 
 // Flags.
 const uint8_t IMPORTANT = 1;  // not to be dropped
 const uint8_t ANSWER = 2;     // DATA: the sender waits for an acknowledgement
+const uint8_t FINAL = 4;      // DATA: of the last hundredth of its array that goes
 
 struct Header {
     uint64_t tag;
