@@ -238,7 +238,8 @@ def probe(
 
     def measure(size: int, depth: int, seconds: float) -> tuple[Time, Time, Time]:
         expected = (nominal(nominal_links) * size + MILLISECOND) / SECOND
-        count = min(_MOST_ROUNDS, max(_LEAST_ROUNDS, math.floor(seconds / expected)))
+        least = max(_LEAST_ROUNDS, 2 * depth)
+        count = max(least, min(_MOST_ROUNDS, math.floor(seconds / expected)))
         before = [cpu_time(pids) for pids in processes]
         taken = rounds.series(size, count, depth)
         # Each worker pushes one message in a round and pulls another; a worker and a server are the ends of both.
@@ -246,11 +247,13 @@ def probe(
         worker, server = ((cpu_time(pids) - then) // messages for pids, then in zip(processes, before, strict=True))
         return round(taken * NANOSECOND), worker, server
 
-    cases = [(sizes[0], 1), *((size, probe_depth(size)) for size in sizes)]
+    # Every server has as many in flight as one alone would.
+    servers = len(links.connections)
+    cases = [(sizes[0], 1), *((size, servers * probe_depth(size)) for size in sizes)]
     try:
         links.establish(timeout)
         rounds = PushProbe(links, nominal_links.workers, job, 0, timeout)
-        rounds.series(sizes[-1], _LEAST_ROUNDS, probe_depth(sizes[-1]))
+        rounds.series(sizes[-1], _LEAST_ROUNDS, cases[-1][1])
         samples = _in_turns(cases, measure, budget, progress)
         for connection in links.connections:
             connection.send(Header(FrameKind.BYE))

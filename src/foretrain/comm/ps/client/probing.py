@@ -76,7 +76,7 @@ class PushProbe:
         waiting: deque[int] = deque()
         ended: list[int] = []
         for k in range(count + depth):
-            part = k % (depth * len(self._links.connections))
+            part = k % min(len(self._parts), depth * len(self._links.connections))
             while len(waiting) == depth or part in waiting:
                 self._wait(waiting.popleft())
                 ended.append(time.perf_counter_ns())
