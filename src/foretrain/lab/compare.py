@@ -311,6 +311,7 @@ def _result(plan: LabPlan, number: int, messages: Sequence[Message]) -> LabResul
     if plan.servers:
         # All hosts of a lab are on one machine.
         place = with_cpu(place, samples, plan.cores or len(os.sched_getaffinity(0)))
+        place = dataclasses.replace(place, sharded=True)
     recorded = [m.workload for m in messages if isinstance(m, WorkloadReport) and m.experiment == number]
     workload = recorded[-1] if recorded else one.workload
     if workload is None:

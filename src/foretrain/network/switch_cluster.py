@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, NamedTuple, TypeAlias, get_args
 
 from foretrain.errors import ConfigError, unknown
 from foretrain.network.host_cpu import HostCpu
@@ -43,6 +43,14 @@ class Hop:
 
 
 Route: TypeAlias = tuple[Hop, ...]
+
+
+class Shards(NamedTuple):
+    """Links of several servers: their number, and what a byte of every worker costs one, as of `units.per_byte`."""
+
+    number: int
+    push: int
+    pull: int
 
 
 def route_cost(route: Route) -> CostModel:
@@ -120,6 +128,8 @@ class Cluster:
         message: bytes in which a parameter server sums, and answers, at most. foretrain's own cuts whatever it is given
             into these; MXNet's, which the papers measured, did not: what is pushed whole comes back whole.
         cpu: the cores that a parameter server's messages queue for; unlimited where None. T* is without it.
+        sharded: whether a message goes over the link of the one server that has its bytes. Otherwise all servers carry
+            a share of each, as if there were always enough messages to keep all of them busy. T* is without it.
     """
 
     workers: int
@@ -136,6 +146,7 @@ class Cluster:
     floor: Time = 0
     message: int = MESSAGE
     cpu: HostCpu | None = None
+    sharded: bool = False
 
     def __post_init__(self) -> None:
         for field in ("workers", "gpus"):
@@ -182,6 +193,19 @@ class Cluster:
         """Return the cost of one exchange: κ, θ and latency."""
         route = self.routes()["all_reduce"]
         return route_cost(route) if self.exchange == "all_reduce" else served_cost(route)
+
+    @property
+    def shards(self) -> Shards | None:
+        """Return the servers' links; None where each carries a share of every message."""
+        if not self.sharded:
+            return None
+        if self.exchange == "ps" and self.servers > 1:
+            push, pull = self.server_rate or self.down, self.server_rate or self.up
+            return Shards(self.servers, per_byte(push, self.workers), per_byte(pull, self.workers))
+        if self.exchange == "ps_colocated" and self.workers > 1:
+            # Its own worker's bytes do not cross a link.
+            return Shards(self.workers, per_byte(self.down, self.workers - 1), per_byte(self.up, self.workers - 1))
+        return None
 
     def without_latency(self) -> Cluster:
         """Return a copy in which an operation costs nothing besides its bytes."""

@@ -6,22 +6,25 @@
 As in `foretrain.comm.ps`, pushing and pulling are two directions with orders of their own. A push is done, and its
 credit back, when the server has acknowledged all of it; the sum comes as the server's queue has it. What a server has
 handed to its socket cannot be overtaken, so it hands over little (`foretrain.network.switch_cluster`). Beside the
-workers both directions share their hosts' links. Acknowledgements have connections of their own, and wait for nothing.
-Whoever sends or receives a message spends CPU time on it first, where the cluster says how much.
+workers both directions share their hosts' links. On a sharded cluster a message is also on the link of the server that
+has its bytes, at the same time. Acknowledgements have connections of their own, and wait for nothing. Whoever sends or
+receives a message spends CPU time on it first, where the cluster says how much.
 
 All workers being alike, the last of them has pushed a byte when the first has; nobody waits for another.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
-from foretrain.network.switch_cluster import MESSAGE, WINDOW, Route
+from foretrain.network.shards import balance, split
+from foretrain.network.switch_cluster import MESSAGE, WINDOW, Route, Shards
 from foretrain.simulation.host_cores import MessageEnd, UnlimitedEnd
-from foretrain.simulation.links import ExclusiveLink, Label, Pipes, SharedLink
+from foretrain.simulation.links import ExclusiveLink, Label, Out, Pipes, SharedLink
 from foretrain.simulation.world import ARRIVAL, VirtualWorld
 from foretrain.tasks import Chunk, Op, Piece, Task
 from foretrain.trace import Span, Timeline
@@ -43,6 +46,7 @@ class ParameterServerCarrier:
         label: names a chunk for the timeline.
         message: bytes that are summed, and answered, together, at most.
         ends: the cores of workers and of servers.
+        shards: the links of several servers; a message is on the link of the one that has its bytes.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class ParameterServerCarrier:
         *,
         message: int = MESSAGE,
         ends: tuple[MessageEnd | UnlimitedEnd, MessageEnd | UnlimitedEnd] = (UnlimitedEnd(), UnlimitedEnd()),
+        shards: Shards | None = None,
     ) -> None:
         self._message = message
         self._worker, self._server = ends
@@ -64,6 +69,7 @@ class ParameterServerCarrier:
         self._tasks, self._landed, self._timeline, self._label = tasks, landed, timeline, label
         shared = self._push.pipe == self._pull.pipe
         self._lanes = SharedLink(2).lanes if shared else (ExclusiveLink(), ExclusiveLink())
+        self._shards = None if shards is None else ShardLinks(shards, [task.size for task in tasks], message)
         self._left = [task.size for task in tasks]
         self._queue: list[tuple[int, int, _Answer]] = []
         self._count = self._handed = 0
@@ -152,15 +158,53 @@ class ParameterServerCarrier:
         self._hand_over(world)
 
     def _send(self, way: int, piece: Piece, work: Time, world: VirtualWorld, sent: Callable[[], None]) -> None:
+        """Call ``sent`` when ``piece`` has left both the worker's link and the server's."""
         timeline, size = self._timeline, piece.size
+        left = 1 if self._shards is None else 2
+
+        def through(start: Time) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                sent()
+
         name, step = self._label(Chunk("all_reduce", (piece,), size)) if timeline is not None else ("", 0)
 
         def out(start: Time) -> None:
             if timeline is not None:
                 timeline.add(Span(_NAMES[way], "communication", name, step, start, world.now(), size))
-            sent()
+            through(start)
 
         self._lanes[way].send(work, world, out)
+        if self._shards is not None:
+            self._shards.send(way, piece, world, through)
+
+
+class ShardLinks:
+    """Links of servers that hold parts of the tasks each.
+
+    Args:
+        shards: their number and rates.
+        sizes: of the tasks, bytes.
+        limit: most bytes of a part.
+    """
+
+    def __init__(self, shards: Shards, sizes: Sequence[int], limit: int) -> None:
+        parts = [(task, *part) for task, size in enumerate(sizes) for part in split(size, limit)]
+        homes = balance([size for _, _, size in parts], shards.number)
+        self._starts: list[list[int]] = [[] for _ in sizes]
+        self._homes: list[list[int]] = [[] for _ in sizes]
+        for (task, offset, _), home in zip(parts, homes, strict=True):
+            self._starts[task].append(offset)
+            self._homes[task].append(home)
+        self._costs = shards.push, shards.pull
+        self._links = tuple(tuple(ExclusiveLink() for _ in range(shards.number)) for _ in self._costs)
+
+    def send(self, way: int, piece: Piece, world: VirtualWorld, out: Out) -> None:
+        """Send ``piece`` over the link of the server that has its first byte."""
+        part = bisect_right(self._starts[piece.task], piece.offset) - 1
+        link = self._links[way][self._homes[piece.task][part]]
+        link.send(moving(piece.size, self._costs[way]), world, out)
 
 
 class _Answer(NamedTuple):

@@ -193,4 +193,5 @@ def carrier_on(
     routes = place.routes()
     if place.exchange == "all_reduce":
         return Pipes(routes, timeline, label)
-    return ParameterServerCarrier(routes, work.tasks, landed, timeline, label, message=place.message, ends=ends(place))
+    costs = {"message": place.message, "ends": ends(place), "shards": place.shards}
+    return ParameterServerCarrier(routes, work.tasks, landed, timeline, label, **costs)

@@ -1,16 +1,13 @@
 """Declaration of what a job exchanges, and placement of its bytes on shards.
 
-A task larger than ``limit`` is split into parts of nearly equal size; parts go, the largest first, to the shard that
-has the fewest bytes so far (longest processing time first: no shard has more than a part above its share). Every worker
-and every shard computes the same placement from the same declaration, without a message.
+Tasks are split into parts, and parts go to shards, by `foretrain.network.shards`. Every worker and every shard computes
+the same placement from the same declaration, without a message.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
-from heapq import heapify, heapreplace
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -18,13 +15,12 @@ import msgspec
 from foretrain.comm.ps.consistency import consistency
 from foretrain.comm.ps.frames import Malformed
 from foretrain.errors import ConfigError, unknown
+from foretrain.network.shards import ALIGN, balance, split
 from foretrain.network.switch_cluster import MESSAGE
 from foretrain.tasks import Piece
 
 LIMIT: Final = 4 << 20
 """Bytes of a part, and of a message's payload, at most."""
-_ALIGN: Final = 64
-"""Parts begin at multiples of a cache line, so that no element of any type is cut."""
 Dtype: TypeAlias = Literal["float32", "float16", "bfloat16", "float64"]
 WIDTHS: Final[dict[Dtype, int]] = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 
@@ -114,7 +110,7 @@ class Declaration(msgspec.Struct, frozen=True):
         for task in found.tasks:
             if task.size <= 0 or task.size % WIDTHS[task.dtype] or task.urgency < 0:
                 raise Malformed("declaration", f"task {task.name!r} of {task.size} bytes of {task.dtype}")
-        if not _ALIGN <= found.limit <= LIMIT:
+        if not ALIGN <= found.limit <= LIMIT:
             raise Malformed("declaration", f"parts of at most {found.limit} bytes")
         if found.optimized is not None:
             found.optimized.check(len(found.tasks))
@@ -159,9 +155,9 @@ class Placement:
         whole = [
             ShardPart(0, task, offset, size, 0)
             for task, declared in enumerate(declaration.tasks)
-            for offset, size in _split(declared.size, declaration.limit)
+            for offset, size in split(declared.size, declaration.limit)
         ]
-        homes = _balance([part.size for part in whole], shards)
+        homes = balance([part.size for part in whole], shards)
         self.parts = tuple(
             part._replace(number=number, shard=home)
             for number, (part, home) in enumerate(zip(whole, homes, strict=True))
@@ -184,26 +180,6 @@ class Placement:
                 found.append((part, low - part.offset, high - low))
             place += 1
         return found
-
-
-def _split(size: int, limit: int) -> list[tuple[int, int]]:
-    """Return offsets and sizes of the fewest parts of at most ``limit`` bytes, nearly equal, aligned."""
-    step = limit - limit % _ALIGN
-    count = -(-size // step)
-    even = min(step, -(-size // count // _ALIGN) * _ALIGN)
-    return [(offset, min(even, size - offset)) for offset in range(0, size, even)]
-
-
-def _balance(sizes: Sequence[int], shards: int) -> list[int]:
-    """Return a shard for each part, longest first to the least loaded shard, the first of equal ones."""
-    loads = [(0, shard) for shard in range(shards)]
-    heapify(loads)
-    homes = [0] * len(sizes)
-    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        load, shard = loads[0]
-        homes[index] = shard
-        heapreplace(loads, (load + sizes[index], shard))
-    return homes
 
 
 def dtype_name(dtype: object) -> Dtype:
