@@ -15,6 +15,7 @@ from foretrain.live.simulate import simulate
 from foretrain.network.deployment_notation import equipped
 from foretrain.network.fidelity import Fidelity
 from foretrain.recipe_search import SearchResult
+from foretrain.recipe_search.evaluation import RecipeRun, RunSetting, close, run
 from foretrain.report.recipes import indistinguishable, numbers, page, summary_lines
 from tests.live.command import _require_device
 from tests.recipe_search.test_strategy import searched
@@ -79,6 +80,36 @@ def test_a_search_ranks_recipes_of_a_script(tmp_path: Path) -> None:
     again = _search(tmp_path, "--json", "again.json")
     assert json.loads((tmp_path / "again.json").read_text())["winner"] == found["winner"]
     assert again.returncode == 0, again.stderr
+
+
+SAVING = """
+import os
+import sys
+import torch
+
+model = torch.nn.Linear(1024, int(sys.argv[1]), device="cuda")
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(9):
+    model(torch.randn(4096, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    if step == 0:
+        torch.save(model.state_dict(), os.devnull)
+"""
+
+
+def test_the_bytes_of_a_recipes_checkpoint_are_those_that_the_script_saves(tmp_path: Path) -> None:
+    _require_device()
+    script = tmp_path / "train.py"
+    script.write_text(SAVING)
+    try:
+        found = run(RecipeRun(RunSetting("H100"), (str(script), "4096"), 3))
+    finally:
+        close()
+    assert found.account is not None
+    parameters = 4 * (1024 * 4096 + 4096)
+    assert found.account.checkpoint == found.account.saved == parameters
+    assert found.account.state == pytest.approx(3 * parameters, rel=0.01)
+    assert not found.saves_always
 
 
 COMPILED = """

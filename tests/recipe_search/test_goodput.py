@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import pytest
 
 from foretrain.errors import ConfigError
@@ -114,7 +115,13 @@ def test_a_checkpoint_takes_as_long_as_a_gpu_writes_its_part() -> None:
     assert written.writing(4e9) == Failures(HOUR, 2.0, 300.0)
     bill = bill_of("H100", 8, 3.6, written)
     assert bill.useful(ACCOUNT) == bill_of("H100", 8, 3.6, Failures(HOUR, 2.0, 300.0)).useful(ACCOUNT)
-    assert "checkpoint of 2.0 s" in "".join(bill.lines(ACCOUNT, 1e6))
+    assert "checkpoint of 2.0 s (3.7 GiB a GPU, parameters and optimizer)" in "".join(bill.lines(ACCOUNT, 1e6))
+
+
+def test_a_checkpoint_that_the_script_saves_counts_instead_of_the_optimizers_state() -> None:
+    bill = bill_of("H100", 8, 3.6, Failures(HOUR, 0.0, 300.0, rate=2e9))
+    saved = msgspec.structs.replace(ACCOUNT, saved=2e9)
+    assert "checkpoint of 1.0 s (1.9 GiB a GPU, as the script saves)" in "".join(bill.lines(saved, 1e6))
 
 
 @pytest.mark.parametrize(("price", "interval"), [(-1.0, None), (1.0, 0.0)])

@@ -64,7 +64,7 @@ class SearchOptions:
         mtbf: mean time between failures of one GPU with its part of the server, e.g. 50000h; or of a GPU, a server and
             a cable outside of servers, e.g. gpu=80000h,server=200000h,link=500000h.
         checkpoint: time for which the job stands still to write a checkpoint; or the rate at which a GPU writes its
-            part of the parameters and of the optimizer's state, e.g. 2GB/s.
+            part, e.g. 2GB/s, of what the script saves, else of the parameters and the optimizer's state.
         checkpoint_every: time of work between checkpoints, e.g. 30min; auto is the best.
         restart: time from a failure to the first step again.
         repair: time until a broken server is replaced, where no spare is left.

@@ -123,8 +123,13 @@ EXPERTS: Final = 9
 """Note: loads of experts do not fit the script; payload JSON, the arguments of the ConfigError."""
 LOADS: Final = 10
 """Note: router ``a`` of the rank, from 0, has drawn loads for a step; payload: the busiest expert's over the mean."""
+CHECKPOINT: Final = 11
+"""Note: a save that began when the host's clock was ``a`` is over; event ``b`` was recorded before it. Payload JSON:
+the function, the script's line, and bytes by number of parts; see Note [Shares of a checkpoint] in
+`foretrain.live.device.checkpoints`."""
 NOTES: Final = (
-    "step", "memory", "warning", "annotation", "cost", "name", "rank", "gathered", "singled out", "experts", "loads",
+    "step", "memory", "warning", "annotation", "cost", "name",
+    "rank", "gathered", "singled out", "experts", "loads", "checkpoint",
 )  # fmt: skip
 
 HEADER: Final = struct.Struct("<IIqII")

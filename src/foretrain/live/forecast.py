@@ -32,7 +32,7 @@ from typing import Literal, NamedTuple
 
 from foretrain.device import Device
 from foretrain.errors import ForetrainError
-from foretrain.live.rank_trace import Activity, RankTrace, StepBreakdown
+from foretrain.live.rank_trace import Activity, RankTrace, Save, StepBreakdown
 from foretrain.units import SECOND, Time
 
 EXCHANGE_SIGMA = 0.05
@@ -60,6 +60,53 @@ class PeakMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What the script saved after a step.
+
+    Attributes:
+        step: steps that the optimizer had made; the next contains the checkpoint.
+        calls: functions that saved, each with the script's line.
+        size: bytes of all ranks; of files only those of live ranks.
+        largest: bytes of the GPU that writes most.
+        time: for which saving stopped the rank that it stopped longest, ps: copies to the host, and messages.
+        partial: whether ranks that are represented may have saved files, of which nothing is known.
+    """
+
+    step: int
+    calls: tuple[str, ...]
+    size: int
+    largest: int
+    time: Time
+    partial: bool
+
+
+def _checkpoints(rank_traces: Mapping[int, RankTrace], members: Mapping[int, int]) -> Iterator[Checkpoint]:
+    """Yield the checkpoints, by step; see Note [Shares of a checkpoint] in `foretrain.live.device.checkpoints`."""
+    by_step: defaultdict[int, list[tuple[int, Save]]] = defaultdict(list)
+    for rank, rank_trace in rank_traces.items():
+        for save in rank_trace.saves:
+            by_step[save.step].append((rank, save))
+    for step, saves in sorted(by_step.items()):
+        sizes, times = Counter[int](), Counter[int]()
+        total = 0
+        for rank, save in saves:
+            alike = members[rank]
+            written = sum(size * min(alike, parts) for parts, size in save.shares)
+            files = sum(size for parts, size in save.shares if not parts)
+            total += written + files
+            sizes[rank] += written // alike + files
+            times[rank] += save.time
+        yield Checkpoint(
+            step,
+            tuple(dict.fromkeys(f"{save.call} at {save.line}" for _, save in saves)),
+            total,
+            max(sizes.values()),
+            max(times.values()),
+            any(members[rank] > 1 and not parts for rank, save in saves for parts, _ in save.shares),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class RankForecast:
     """Forecast of one live rank and of those it represents.
 
@@ -73,8 +120,9 @@ class RankForecast:
         times: of its kernels, by provenance: measured, interpolated, modelled, unknown.
         spread: standard deviation of all these, ps.
         kernels: launched in it.
-        warmup: steps that do not count.
+        warmup: first steps that do not count.
         by_name: time of its kernels by name, ps; empty where not recorded.
+        saving: numbers of steps with a checkpoint, of any rank, which do not count either.
     """
 
     rank: int
@@ -88,11 +136,12 @@ class RankForecast:
     kernels: int
     warmup: int = 2
     by_name: Mapping[str, Time] = field(default_factory=dict)
+    saving: frozenset[int] = frozenset()
 
     @property
     def steady(self) -> tuple[StepBreakdown, ...]:
-        """Return the steps after the warm-up, or the last where there are few."""
-        return _steady(self.steps, self.warmup)
+        """Return the steps after the warm-up, or the last where there are few; without checkpoints where possible."""
+        return _steady(self.steps, self.warmup, self.saving)
 
     def mean(self, name: str) -> Time:
         """Return the mean of one of an account's times, over the steady steps."""
@@ -114,6 +163,7 @@ class Forecast:
         unknown: operators charged for their bytes, or for arithmetic at an efficiency that is a guess.
         wall: seconds that the simulation took.
         stack_range: of measurements of runs like it about their forecasts; see `foretrain.device.forecast_range`.
+        checkpoints: what the script saved.
     """
 
     cluster: str
@@ -125,6 +175,12 @@ class Forecast:
     unknown: tuple[str, ...]
     wall: float
     stack_range: float = 0.0
+    checkpoints: tuple[Checkpoint, ...] = ()
+
+    @property
+    def saves_always(self) -> bool:
+        """Return whether every step that counts contains a checkpoint, so that `iteration_time` does."""
+        return any(step.number in rank.saving for rank in self.ranks for step in rank.steady)
 
     @property
     def first(self) -> RankForecast:
@@ -187,20 +243,36 @@ def forecast_of(
             "the script has ended without a step of an optimizer of torch.optim, so there is no iteration to forecast; "
             "see whether it trains at all, and for at least one step"
         )
+    checkpoints = tuple(_checkpoints(rank_traces, members))
+    saving = frozenset(checkpoint.step + 1 for checkpoint in checkpoints)
     ranks = tuple(
-        _rank(rank, members[rank], rank_trace)
+        _rank(rank, members[rank], rank_trace, saving)
         for rank, rank_trace in sorted(rank_traces.items())
         if rank not in stepless
     )
     warnings = warnings_of(rank_traces)
     costs = [rank_trace.cost(rank_trace.steps[-1].number) for rank_trace in rank_traces.values() if rank_trace.steps]
     unknown = sorted({name for cost in costs for name in cost["unknown"]})
-    found = Forecast(cluster, device, world, tuple(classes), ranks, warnings, tuple(unknown), wall, stack_range)
+    found = Forecast(
+        cluster, device, world, tuple(classes), ranks, warnings, tuple(unknown), wall, stack_range, checkpoints
+    )
+    warnings.update(dict.fromkeys(_saving_warnings(found), 1))
     if found.iteration_time <= 0:
         raise ForetrainError(
             "the script's steps took no virtual time at all: nothing was launched on the simulated GPUs"
         )
     return found
+
+
+def _saving_warnings(found: Forecast) -> Iterator[str]:
+    """Yield warnings of results that contain a checkpoint."""
+    if found.saves_always:
+        yield (
+            "every step that counts contains a checkpoint, so the iteration contains it as well: "
+            "let the script make more steps, or save less often"
+        )
+    elif found.first.steps[-1].number in found.first.saving:
+        yield "the last step contains a checkpoint: links and the critical path are those of that step"
 
 
 def warnings_of(rank_traces: Mapping[int, RankTrace]) -> dict[str, int]:
@@ -211,8 +283,9 @@ def warnings_of(rank_traces: Mapping[int, RankTrace]) -> dict[str, int]:
     return dict(warnings)
 
 
-def _steady(steps: Sequence[StepBreakdown], warmup: int) -> tuple[StepBreakdown, ...]:
-    return tuple(steps[warmup:] or steps[-1:])
+def _steady(steps: Sequence[StepBreakdown], warmup: int, saving: frozenset[int]) -> tuple[StepBreakdown, ...]:
+    late = tuple(steps[warmup:] or steps[-1:])
+    return tuple(step for step in late if step.number not in saving) or late
 
 
 def _median(steps: Sequence[StepBreakdown]) -> StepBreakdown:
@@ -220,8 +293,8 @@ def _median(steps: Sequence[StepBreakdown]) -> StepBreakdown:
     return sorted(steps, key=lambda step: step.end - step.begin)[(len(steps) - 1) // 2]
 
 
-def _rank(rank: int, members: int, rank_trace: RankTrace) -> RankForecast:
-    cost = rank_trace.cost(_median(_steady(rank_trace.steps, rank_trace.warmup)).number)
+def _rank(rank: int, members: int, rank_trace: RankTrace, saving: frozenset[int]) -> RankForecast:
+    cost = rank_trace.cost(_median(_steady(rank_trace.steps, rank_trace.warmup, saving)).number)
     noted = rank_trace.memory or {"allocated": 0, "reserved": 0, "breakdown": {}, "retries": 0, "timeline": ()}
     timeline = tuple((time, size) for time, size in noted["timeline"])
     return RankForecast(
@@ -236,6 +309,7 @@ def _rank(rank: int, members: int, rank_trace: RankTrace) -> RankForecast:
         kernels=cost["kernels"],
         warmup=rank_trace.warmup,
         by_name=cost["by_name"],
+        saving=saving,
     )
 
 

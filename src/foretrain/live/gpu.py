@@ -219,8 +219,15 @@ class SimulatedGpu:
             self._rank_trace.marks[entry.a] = entry.host
             event = self._events[entry.b]
             event.then(partial(self._mark, entry.a, event))
+        elif entry.kind == event_log.NOTE and entry.code == event_log.CHECKPOINT:
+            event, step = self._events[entry.b], max(self._rank_trace.marks, default=0)
+            event.then(partial(self._saved, entry, step, event))
         elif entry.kind == event_log.NOTE:
             self._rank_trace.note(entry)
+
+    def _saved(self, entry: LogRecord, step: int, before: StreamEvent) -> None:
+        assert before.time is not None
+        self._rank_trace.saved(entry, step, max(entry.host - max(entry.a, before.time), 0))
 
     def _mark(self, step: int, event: StreamEvent) -> None:
         """Close ``step`` when nothing more can happen before its end, which is known now."""

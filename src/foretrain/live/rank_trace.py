@@ -108,6 +108,24 @@ class HostSync(NamedTuple):
     answered: Time
 
 
+class Save(NamedTuple):
+    """Call that saved tensors.
+
+    Attributes:
+        step: steps that the optimizer had made.
+        call: the function.
+        line: of the script.
+        shares: bytes, by number of parts; see Note [Shares of a checkpoint] in `foretrain.live.device.checkpoints`.
+        time: for which the host stood in it, less the time that its GPU took for what was launched before, ps.
+    """
+
+    step: int
+    call: str
+    line: str
+    shares: tuple[tuple[int, int], ...]
+    time: Time
+
+
 class RankTrace:
     """Trace of one rank.
 
@@ -130,6 +148,7 @@ class RankTrace:
         status: with which exit status the rank has left, or None.
         marks: what the host's clock showed at each step's end, by number; the GPU may have been far behind.
         stops: where the host blocked on its GPU; only while activities are kept.
+        saves: what the script saved, by time.
     """
 
     def __init__(
@@ -149,6 +168,7 @@ class RankTrace:
         self.status: int | None = None
         self.marks: dict[int, Time] = {}
         self.stops: list[HostSync] = []
+        self.saves: list[Save] = []
         self._kept, self._stepped = kept, stepped
         self._costs: dict[int, bytes] = {}
         self._payloads: dict[bytes, bytes] = {}
@@ -234,6 +254,11 @@ class RankTrace:
         elif note.code == WARNING:
             text = note.payload.decode()
             self.warnings[text] = self.warnings.get(text, 0) + 1
+
+    def saved(self, note: LogRecord, step: int, time: Time) -> None:
+        """Record a save after ``step`` steps, for which the rank stood still for ``time``."""
+        call, line, shares = json.loads(note.payload)
+        self.saves.append(Save(step, call, line, tuple((parts, size) for parts, size in shares), time))
 
     def cost(self, step: int) -> dict[str, Any]:
         """Return the work that the rank launched in step number ``step``."""

@@ -181,7 +181,7 @@ class Bill:
         """Return the part of the time that trains: between failures and checkpoints; 1 where nobody said."""
         if self.failures is None:
             return 1.0
-        failures = self.failures.writing(account.state)
+        failures = self.failures.writing(account.checkpoint)
         return goodput(failures, self.checkpointed(failures))
 
     def checkpointed(self, failures: Failures) -> float:
@@ -222,14 +222,15 @@ class Bill:
             totals += [] if joules is None else [f"{steps * joules / 3.6e9:,.1f} MWh without what failures take"]
             yield f"the run of {self.run:.3g} tokens: {', '.join(totals)}"
         if self.failures is not None:
-            failures = self.failures.writing(account.state)
+            failures = self.failures.writing(account.checkpoint)
             every = self.checkpointed(failures)
+            kind = "as the script saves" if account.saved else "parameters and optimizer"
             simulated = simulated_goodput(failures, every, _SIMULATED_INTERVALS * every)
             yield (
                 f"goodput {goodput(failures, every):.2%} with a checkpoint of {failures.checkpoint:.1f} s "
-                f"({account.state / 2**30:.1f} GiB a GPU) every {every / 60:.1f} min of work (closed form; "
-                f"{simulated:.2%} in a simulation of failures; Young: every {young(failures) / 60:.1f} min), "
-                f"a failure every {failures.mtbf / 3600:.1f} h"
+                f"({account.checkpoint / 2**30:.1f} GiB a GPU, {kind}) every {every / 60:.1f} min of work "
+                f"(closed form; {simulated:.2%} in a simulation of failures; Young: every "
+                f"{young(failures) / 60:.1f} min), a failure every {failures.mtbf / 3600:.1f} h"
             )
 
 

@@ -41,9 +41,10 @@ class Account(msgspec.Struct, frozen=True):
         kernels: time by kernel's name on that rank.
         flops: of a GPU in the mean, recomputation counted once.
         reserved: GPU memory at its peak, on the rank that needs most.
-        state: parameters and the optimizer's state, what a checkpoint holds, on the rank that has most.
+        state: parameters and the optimizer's state, on the rank that has most.
         carried: time in which the busiest link would carry the step's bytes at its full rate.
         launches: kernels of a step.
+        saved: by the GPU that writes most, for a checkpoint of the script; 0 where it saved none.
     """
 
     time: float
@@ -58,6 +59,12 @@ class Account(msgspec.Struct, frozen=True):
     state: float
     carried: float
     launches: float
+    saved: float = 0.0
+
+    @property
+    def checkpoint(self) -> float:
+        """Return the bytes of a checkpoint: those that the script saved, else `state`."""
+        return self.saved or self.state
 
 
 class RunResult(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -75,6 +82,7 @@ class RunResult(msgspec.Struct, frozen=True, omit_defaults=True):
         seconds: that it took.
         cpu: seconds that this machine computed for it.
         unknown: kernels whose times are guesses.
+        saves_always: whether its step contains a checkpoint, as every step does that could be taken.
     """
 
     id: str
@@ -88,6 +96,7 @@ class RunResult(msgspec.Struct, frozen=True, omit_defaults=True):
     seconds: float = 0.0
     cpu: float = 0.0
     unknown: tuple[str, ...] = ()
+    saves_always: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +232,7 @@ def _result(name: str, done: Simulated) -> RunResult:
         stack_range=forecast.stack_range,
         live=len(forecast.ranks),
         unknown=forecast.unknown,
+        saves_always=forecast.saves_always,
     )
 
 
@@ -242,6 +252,7 @@ def _account(forecast: Forecast, slowest: RankForecast, carried: float) -> Accou
         state=float(max(map(_state, forecast.ranks))),
         carried=carried,
         launches=float(slowest.kernels),
+        saved=float(max((checkpoint.largest for checkpoint in forecast.checkpoints), default=0)),
     )
 
 

@@ -365,7 +365,7 @@ class Search:
             max(self._errors, default=0.0),
             self._runs,
             self._cpu,
-            tuple(self._ignored()),
+            (*self._ignored(), *self._saving()),
             not self._late,
             self._objective,
         )
@@ -383,6 +383,11 @@ class Search:
             f"none of {len(self.candidates)} recipes works: {len(counts['memory'])} run out of memory and "
             f"{len(counts['invalid'])} fail in the script. Most {what}, e.g. {example.recipe}: {example.reason}"
         )
+
+    def _saving(self) -> Iterator[str]:
+        """Yield a warning if the times of steps contain checkpoints."""
+        if any(one.outcome is not None and one.outcome.saves_always for one in self.candidates):
+            yield "steps contain a checkpoint in every step that counts: let the script save later, or set more steps"
 
     def _ignored(self) -> Iterator[str]:
         """Yield a warning for each name whose values make no difference at all, as far as they were simulated."""

@@ -183,6 +183,17 @@ def numbers(found: SimulationFindings) -> dict[str, Any]:
         "memory_usable": found.done.usable,
         "memory_left": found.left,
         "memory_left_on": found.tightest.rank,
+        "checkpoints": [
+            {
+                "after_step": one.step,
+                "calls": list(one.calls),
+                "size": one.size,
+                "largest": one.largest,
+                "seconds": to_seconds(one.time),
+                "partial": one.partial,
+            }
+            for one in forecast.checkpoints
+        ],
         "ranks": [_rank(rank) for rank in forecast.ranks],
         "operators": [
             {"name": one.name, "seconds": to_seconds(one.time), "share": one.share} for one in found.operators

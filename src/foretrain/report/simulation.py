@@ -188,6 +188,18 @@ def memory_left(found: SimulationFindings) -> str:
     return f"{need}, {found.left / 2**30:.2f} GiB left{retries}"
 
 
+def checkpoint(found: SimulationFindings) -> str:
+    """Return a sentence on the last checkpoint; empty where the script saved none."""
+    if not (checkpoints := found.forecast.checkpoints):
+        return ""
+    last = checkpoints[-1]
+    several = f"{len(checkpoints)}, the last " if len(checkpoints) > 1 else ""
+    ranks = "the live ranks" if last.partial else "all ranks"
+    stop = f"; the job stands still for {format_time(last.time)} of copies to the host" if last.time else ""
+    sizes = f"{format_size(last.size)} by {ranks}, {format_size(last.largest)} a GPU at most"
+    return f"{several}after step {last.step}: {sizes}{stop}"
+
+
 def provenance(found: SimulationFindings) -> str:
     """Return the sources of the kernels' times, with their shares."""
     first = found.forecast.first
@@ -216,6 +228,8 @@ def _summary(found: SimulationFindings) -> Table:
         table.add_row("busiest link", f"{percent(load.busiest)} used: {load.name}")
     if (loads := found.done.loads) is not None:
         table.add_row("experts", escape(experts(loads)))
+    if saved := checkpoint(found):
+        table.add_row("checkpoint", saved)
     table.add_row("kernel times", provenance(found))
     table.add_row("simulated in", f"{forecast.wall:.1f} s")
     return table

@@ -11,7 +11,7 @@ from foretrain.files import write_atomically
 from foretrain.live.forecast import RankForecast
 from foretrain.report.document import BLUE, INK, LINE, ORANGE, SERIES, Card, Figure, document
 from foretrain.report.findings import SimulationFindings, share
-from foretrain.report.simulation import BANNER, experts, interval, percent, shown
+from foretrain.report.simulation import BANNER, checkpoint, experts, interval, percent, shown
 from foretrain.report.simulation_timeline import timeline
 from foretrain.units import MILLISECOND, Time, format_size, format_time
 
@@ -51,7 +51,8 @@ def render(found: SimulationFindings, command: str = "") -> str:
         ],
         more=len(forecast.ranks) - MOST_RANKS,
         usable=f"{found.done.usable / 2**30:.2f} GiB",
-        warm=len(first.steps) - len(first.steady),
+        warm=first.steps.index(first.steady[0]),
+        checkpoint=checkpoint(found),
     )
 
 
@@ -225,7 +226,7 @@ def steps(found: SimulationFindings) -> Figure:
     time = found.forecast.iteration_time / MILLISECOND
     figure.add_line(y=time, color=INK, width=1, dash="dot")
     first = found.forecast.first
-    warm = first.steps[len(first.steps) - len(first.steady)].number - 0.5
+    warm = first.steady[0].number - 0.5
     if first.steps[0].number < warm:
         figure.add_strip(first.steps[0].number - 0.5, warm, LINE, opacity=0.45)
     figure.update_xaxes(title="step")

@@ -7,8 +7,8 @@ rank's log (`foretrain.live.event_log`). The rest of the package is Python aroun
 
 `operators` operators with kernels on CUDA, shape functions, FlexAttention · `cuda` and `streams` the C part of
 ``torch.cuda`` · `process_groups` collectives and stores · `clocks` virtual time · `operator_cost` the time of an
-operator · `compiler` ``torch.compile`` · `profiler` ``torch.profiler`` · `rank` one rank: the device activated, the
-script run · `fork_server` the process that all ranks are forked from.
+operator · `checkpoints` what the script saves · `compiler` ``torch.compile`` · `profiler` ``torch.profiler`` · `rank`
+one rank: the device activated, the script run · `fork_server` the process that all ranks are forked from.
 """
 
 from __future__ import annotations

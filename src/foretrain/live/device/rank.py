@@ -27,6 +27,7 @@ from torch.utils import _foreach_utils
 from foretrain.device import Device, kernel_costs
 from foretrain.device.kernel_costs import KernelCosts
 from foretrain.live.device import (
+    checkpoints,
     child_processes,
     clocks,
     compiler,
@@ -91,7 +92,8 @@ def activate(device: ModuleType, settings: RankSettings) -> None:
     operators.install_flex(device.has_values)
     _kept.append(custom_kernels.install())
     triton_kernels.install()
-    represented.install_checkpoints()
+    represented.install_checkpoints(settings.folded)
+    checkpoints.install(device)
     operator_cost.share(gpu)
 
 

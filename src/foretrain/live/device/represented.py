@@ -126,12 +126,13 @@ def _kind(side: ast.expr) -> str:
     return "rank" if _RANK_NAME.fullmatch(ast.unparse(side)) else ""
 
 
-def install_checkpoints() -> None:
-    """Accept such plans and save in the script's thread, once the modules are imported, which takes seconds."""
+def install_checkpoints(folded: bool) -> None:
+    """Save in the script's thread, and if ``folded`` accept such plans, once the modules are imported."""
     package = "torch.distributed.checkpoint"
-    change_after_import(
-        {f"{package}.default_planner": _drop_duplicates, f"{package}._async_thread_executor": _save_at_once}
-    )
+    changes = {f"{package}._async_thread_executor": _save_at_once}
+    if folded:
+        changes[f"{package}.default_planner"] = _drop_duplicates
+    change_after_import(changes)
 
 
 def _save_at_once(module: ModuleType) -> None:
