@@ -1,7 +1,9 @@
 """Transports and timeouts of `attach`: values are checked where they are made, contradictions cannot be written."""
 
 import pickle
+from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from foretrain.comm.options import AllReduce, BoundedLoss, ParameterServer, Timeouts, as_transport
@@ -19,6 +21,12 @@ from foretrain.errors import ConfigError
         (lambda: BoundedLoss(ending="early"), "ending: 'early' is unknown; did you mean 'early_close'"),
         (lambda: BoundedLoss(hadamard=1), "hadamard: 1 is neither True nor False"),
         (lambda: BoundedLoss(1.0), "tolerance: 1.0 is no share of the bytes"),
+        (lambda: BoundedLoss(True), "tolerance: True is no share of the bytes"),
+        (lambda: BoundedLoss(0, ending="adaptive_timeout"), "ending: 'adaptive_timeout' is of no use where nothing"),
+        (
+            lambda: BoundedLoss(0, missing="feedback"),
+            "missing: 'feedback' is of no use where nothing may be lost; writ",
+        ),
         (lambda: BoundedLoss(over="star"), "over: 'star' is unknown"),
         (lambda: BoundedLoss(droppable="all"), "droppable: 'all' is unknown"),
         (lambda: BoundedLoss(reliable_steps=-1), "reliable_steps: -1 is no number"),
@@ -30,6 +38,10 @@ from foretrain.errors import ConfigError
         (lambda: Timeouts(-1.0), "timeouts.peer: -1.0 is not a positive time"),
         (lambda: Timeouts(stall="soon"), "timeouts.stall: 'soon' is not a time"),
         (lambda: as_transport("rings"), "transport: 'rings' is unknown"),
+        (lambda: as_transport("bounded(share=0.1)"), "transport: 'share' is unknown"),
+        (lambda: as_transport("bounded(over=ps, over=ring)"), "transport.over: 'ring' is there twice"),
+        (lambda: as_transport("bounded(tolerance=few)"), "tolerance: 'few' is no share of the bytes"),
+        (lambda: as_transport("bounded(reliable_steps=1.5)"), "reliable_steps: 1.5 is no number"),
     ],
 )
 def test_wrong_options_are_refused(make, said):
@@ -47,6 +59,20 @@ def test_transports_have_short_forms_and_asynchronous_updates_run_on_the_servers
     assert as_transport(AllReduce("replay")) == AllReduce("replay")
     assert ParameterServer().updates == "workers"
     assert ParameterServer(consistency="ssp(3)").updates == "servers"
+
+
+def test_text_of_bounded_loss_says_what_differs_from_the_defaults():
+    assert as_transport("bounded()") == BoundedLoss()
+    asked = as_transport("bounded(tolerance=auto, ending=early_close, reliable_steps=3, hadamard=true)")
+    assert asked == BoundedLoss("auto", reliable_steps=3, ending="early_close", hadamard=True)
+
+
+@pytest.mark.parametrize("number", [np.float64(0.01), np.float32(0.01), Fraction(1, 100), 0])
+def test_a_tolerance_is_any_number(number):
+    transport = BoundedLoss(number)
+    assert type(transport.tolerance) is float
+    assert transport.tolerance == pytest.approx(float(number))
+    assert as_transport(str(transport)) == transport
 
 
 def test_addresses_are_given_or_from_the_environment(monkeypatch):

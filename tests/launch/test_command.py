@@ -61,6 +61,12 @@ def test_ranks_have_the_transport_of_the_command(transport):
     assert worker.settings(worker.parser().parse_args([*asked.arguments(), "train.py"])) == asked
 
 
+def test_bounded_loss_is_written_as_text(started):
+    main(["run", "--transport", "bounded(tolerance=0.02, ending=early_close, hadamard=true)", "--", "train.py"])
+    heard = worker.settings(worker.parser().parse_args(started[0].training_script_args))
+    assert heard.transport == BoundedLoss(0.02, ending="early_close", hadamard=True)
+
+
 @pytest.mark.parametrize("line", ["run -m -- package a", "run --module -- package a", "run -- -m package a"])
 def test_a_module(started, line):
     main(line.split())
@@ -151,6 +157,12 @@ def test_secrets_that_are_refused(started, tmp_path, capsys, content, mode, mess
         ("run --updates servers -- train.py", "updates: 'servers' is of no use to all-reduce"),
         ("run --backend mpi -- train.py", "backend: 'mpi' needs ranks that mpirun has started; start the script with"),
         ("run --backend ring --servers 1 -- train.py", "backend: 'ring' is for all-reduce"),
+        ("run --servers 1 --over ring -- train.py", "over: 'ring' is for all-reduce; leave --servers out, or this"),
+        ("run --servers 1 --transport bounded -- train.py", "transport: 'bounded' is for all-reduce"),
+        ("run --over ring -- train.py", "over: 'ring' is of no use without bounded loss"),
+        ("run --transport bounded --over ring -- train.py", "over: 'ring' is said by --transport, too"),
+        ("run --transport ps -- train.py", "transport: 'ps' is not bounded loss; write e.g. 'bounded(tolerance=0.01)'"),
+        ("run --transport bounded(ends=soon) -- train.py", "transport: 'ends' is unknown"),
         ("run --consistency async -- train.py", "consistency: 'async' is of no use to all-reduce"),
         ("server --address 0.0.0.0:0 --workers 2", "means every address of this host"),
         ("server --address nowhere --workers 2", "address: 'nowhere' is no address and port"),

@@ -35,6 +35,7 @@ from foretrain.comm.options import (
     Timeouts,
     Transport,
     UpdateLocation,
+    as_transport,
 )
 from foretrain.comm.ps import EVERY
 from foretrain.errors import ConfigError
@@ -73,6 +74,8 @@ class RunOptions:
             foretrain tolerance.
         over: with --tolerance, who sums what: transpose, each rank one block; ring; halving_doubling; or ps, a
             server beside rank 0.
+        transport: instead of both, bounded loss with any of its arguments, e.g. "bounded(tolerance=0.01,
+            ending=early_close, hadamard=true)"; those that are left out are foretrain.BoundedLoss's own.
         servers: exchange gradients over a parameter server: how many servers to start on this node, or where they are,
             e.g. "10.0.0.5:5555,10.0.0.6:5555" (see foretrain server).
         server_restarts: how often servers that this command has started and that die are started again, all together.
@@ -101,6 +104,7 @@ class RunOptions:
     backend: CollectiveBackend | None = None
     tolerance: Annotated[float | Literal["auto"] | None, tyro.conf.arg(metavar="SHARE|auto")] = None
     over: BoundedAlgorithm | None = None
+    transport: Annotated[str | None, tyro.conf.arg(metavar="BOUNDED(...)")] = None
     servers: Annotated[str, named("K|HOST:PORT,...")] | None = None
     server_restarts: int = 3
     snapshot_dir: Folder | None = None
@@ -132,7 +136,7 @@ def run_command(arguments: Sequence[str]) -> None:
 
 def _transport(options: RunOptions) -> Transport:
     if options.servers is not None:
-        for field in ("backend", "tolerance"):
+        for field in ("backend", "tolerance", "over", "transport"):
             if (given := getattr(options, field)) is not None:
                 raise ConfigError(field, given, "is for all-reduce", "leave --servers out, or this")
         return ParameterServer(None, options.updates, options.consistency, options.elastic)
@@ -143,6 +147,8 @@ def _transport(options: RunOptions) -> Transport:
     ):
         if used:
             raise ConfigError(field, value, "is of no use to all-reduce", "write --servers, too")
+    if options.transport is not None:
+        return _bounded(options, options.transport)
     if options.tolerance is not None:
         if options.backend is not None:
             raise ConfigError("backend", options.backend, "sums over TCP", "leave --tolerance out, or this")
@@ -153,6 +159,18 @@ def _transport(options: RunOptions) -> Transport:
         remedy = "start the script with mpirun, and attach with transport=AllReduce(backend='mpi')"
         raise ConfigError("backend", "mpi", "needs ranks that mpirun has started", remedy)
     return AllReduce(backend=options.backend)
+
+
+def _bounded(options: RunOptions, text: str) -> BoundedLoss:
+    """Return the transport that ``text`` writes; ConfigError for another, and beside options that say the same."""
+    for field in ("backend", "tolerance", "over"):
+        if (given := getattr(options, field)) is not None:
+            raise ConfigError(field, given, "is said by --transport, too", "leave one of them out")
+    found = as_transport(text)
+    if not isinstance(found, BoundedLoss):
+        remedy = "write e.g. 'bounded(tolerance=0.01)'; --servers and --backend choose the others"
+        raise ConfigError("transport", text, "is not bounded loss", remedy)
+    return found
 
 
 def _wait(field: str, text: str) -> float:

@@ -10,10 +10,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
+from dataclasses import dataclass, fields
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -31,10 +32,6 @@ Compression: TypeAlias = Literal["fp16", "bf16"]
 
 CHECK_EVERY = 50
 """Steps between two comparisons of what all ranks have issued, by default."""
-_BOUNDED = re.compile(
-    r"bounded\(tolerance=([\d.e-]+|'auto'), over=(\w+), droppable=(\w+), missing=(\w+), "
-    r"reliable_steps=(\d+), reliable_bytes=(\d+), ending=(\w+), hadamard=(True|False)\)"
-)
 SERVERS = "FORETRAIN_SERVERS"
 """Environment variable with the addresses of a job's servers."""
 SCHEDULE, TRANSPORT = "FORETRAIN_SCHEDULE", "FORETRAIN_TRANSPORT"
@@ -209,23 +206,55 @@ class BoundedLoss:
         if self.ending not in get_args(Ending):
             raise unknown("ending", self.ending, get_args(Ending))
         check_flag("hadamard", self.hadamard)
+        if self.tolerance != "auto":
+            object.__setattr__(self, "tolerance", _share(self.tolerance))
         for name, usual in (("missing", "zero"), ("ending", "share")):
             if (value := getattr(self, name)) != usual and self.over not in ("transpose", "ps"):
                 problem = f"needs whole contributions, of which {self.over} knows nothing"
                 raise ConfigError(name, value, problem, f"write over='transpose', or {name}={usual!r}")
-        known = self.tolerance == "auto" or (isinstance(self.tolerance, int | float) and 0 <= self.tolerance < 1)
-        if not known:
-            remedy = "write 0 or more and less than 1, or auto; `foretrain tolerance` measures what a model tolerates"
-            raise ConfigError("tolerance", self.tolerance, "is no share of the bytes", remedy)
+            if value != usual and self.tolerance == 0:
+                remedy = f"write e.g. tolerance=0.01, or {name}={usual!r}"
+                raise ConfigError(name, value, "is of no use where nothing may be lost", remedy)
         for name in ("reliable_steps", "reliable_bytes"):
             if not isinstance(value := getattr(self, name), int) or isinstance(value, bool) or value < 0:
                 raise ConfigError(name, value, "is no number", "write 0 or more")
 
     def __str__(self) -> str:
         """Return it as text that `as_transport` reads."""
-        settings = f"tolerance={self.tolerance!r}, over={self.over}, droppable={self.droppable}, missing={self.missing}"
-        settings += f", reliable_steps={self.reliable_steps}, reliable_bytes={self.reliable_bytes}"
-        return f"bounded({settings}, ending={self.ending}, hadamard={self.hadamard})"
+        return f"bounded({', '.join(f'{each.name}={getattr(self, each.name)}' for each in fields(self))})"
+
+
+def _share(value: object) -> float:
+    """Return a share of bytes as a float, whatever type of number it was."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not 0 <= float(value) < 1:
+        remedy = "write 0 or more and less than 1, or auto; `foretrain tolerance` measures what a model tolerates"
+        raise ConfigError("tolerance", value, "is no share of the bytes", remedy)
+    return float(value)
+
+
+def _bounded(text: str) -> BoundedLoss:
+    """Return what the arguments in ``text``, "name=value, …", make; raise ConfigError for one that is wrong."""
+    known: dict[str, Any] = {each.name: each.default for each in fields(BoundedLoss)}
+    given: dict[str, Any] = {}
+    for argument in filter(None, map(str.strip, text.split(","))):
+        name, _, value = map(str.strip, argument.partition("="))
+        if name not in known:
+            raise unknown("transport", name, known)
+        if name in given:
+            raise ConfigError(f"transport.{name}", value, "is there twice", "write it once")
+        value = value.strip("'\"")
+        given[name] = _number(value) if isinstance(known[name], int | float) else value
+    return BoundedLoss(**given)
+
+
+def _number(text: str) -> bool | float | str:
+    """Return the number or flag that ``text`` writes; else ``text``, which `BoundedLoss` refuses but for "auto"."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
 
 
 Collective: TypeAlias = AllReduce | BoundedLoss
@@ -235,18 +264,15 @@ TransportKind: TypeAlias = Literal["all_reduce", "ps", "bounded"]
 
 
 def as_transport(value: Transport | TransportKind | str) -> Transport:
-    """Return the transport that a short form stands for, or text of a `BoundedLoss`.
+    """Return the transport that a short form stands for, or text of a `BoundedLoss`: "bounded(tolerance=0.01, …)".
 
     Raises:
         ConfigError: it is something else.
     """
     if isinstance(value, AllReduce | BoundedLoss | ParameterServer):
         return value
-    if isinstance(value, str) and (found := _BOUNDED.fullmatch(value)):
-        tolerance: float | Literal["auto"] = "auto" if found[1] == "'auto'" else float(found[1])
-        choices = cast("tuple[BoundedAlgorithm, Droppable, Missing]", found.groups()[1:4])
-        ending = cast("Ending", found[7])
-        return BoundedLoss(tolerance, *choices, int(found[5]), int(found[6]), ending, found[8] == "True")
+    if isinstance(value, str) and value.startswith("bounded(") and value.endswith(")"):
+        return _bounded(value.removeprefix("bounded(").removesuffix(")"))
     if value not in get_args(TransportKind):
         raise unknown("transport", value, get_args(TransportKind))
     return {"all_reduce": AllReduce, "ps": ParameterServer, "bounded": BoundedLoss}[value]()
