@@ -80,8 +80,14 @@ class Checkpoint:
     partial: bool
 
 
+_LEAST_CHECKPOINT = 0.01
+"""Bytes of all ranks over those of a GPU's parameters from which on files are a checkpoint, and not e.g. a loss."""
+
+
 def _checkpoints(rank_traces: Mapping[int, RankTrace], members: Mapping[int, int]) -> Iterator[Checkpoint]:
     """Yield the checkpoints, by step; see Note [Shares of a checkpoint] in `foretrain.live.device.checkpoints`."""
+    breakdowns = [rank_trace.memory.get("breakdown", {}) for rank_trace in rank_traces.values()]
+    least = _LEAST_CHECKPOINT * max((breakdown.get("parameters", 0) for breakdown in breakdowns), default=0)
     by_step: defaultdict[int, list[tuple[int, Save]]] = defaultdict(list)
     for rank, rank_trace in rank_traces.items():
         for save in rank_trace.saves:
@@ -96,6 +102,8 @@ def _checkpoints(rank_traces: Mapping[int, RankTrace], members: Mapping[int, int
             total += written + files
             sizes[rank] += written // alike + files
             times[rank] += save.time
+        if total < least:
+            continue
         yield Checkpoint(
             step,
             tuple(dict.fromkeys(f"{save.call} at {save.line}" for _, save in saves)),
