@@ -12,6 +12,7 @@ import pytest
 from foretrain.cli import main
 from foretrain.lab import labs
 from tests.processes import foretrain, started
+from tests.waiting import until
 
 
 def lab(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -30,6 +31,9 @@ def test_from_up_to_down(name, capsys):
     assert found["name"] == name
     assert [host["rate"] for host in found["hosts"]] == [62.5e6, 62.5e6, 12.5e6]
     assert found["background"] is None
+    assert found["conditions"] == {
+        "bands": 1, "drop": "tail", "loss": 0.0, "lossy_host": None, "background": 0.0, "burst": 1.0
+    }  # fmt: skip
     assert found["hosts"][0]["queue"] == 0.008388608
     assert found["hosts"][1].keys() == {
         "index", "namespace", "interface", "address", "rate", "receive_rate", "queue", "congestion", "sent",
@@ -44,6 +48,21 @@ def test_from_up_to_down(name, capsys):
     assert down.stdout == f"lab '{name}' is removed\n"
     assert name not in labs()
     assert "nothing to remove" in lab("down", "--name", name).stdout
+
+
+def test_status_shows_conditions_and_the_queues_that_were_used(name):
+    lab("up", "--hosts", "2", "--bands", "3", "--drop", "selective", "--loss", "2.5%", "--background", "40%",
+        "--burst", "3", "--lossy-host", "0", "--name", name)  # fmt: skip
+    lab("rate", "10Mbps", "--name", name)
+    until(lambda: json.loads(lab("status", "--json", "-", "--name", name).stdout)["hosts"][0]["bands"][4]["sent"] > 9)
+    shown = lab("status", "--name", name).stdout.splitlines()
+    said = "3 bands, selective drop, 2.5% of packets lost to host 0 in bursts of 3, background of 40%"
+    assert shown[0] == f"lab {name}: {said}"
+    first = next(place for place, line in enumerate(shown) if line.startswith("to host"))
+    assert shown[first].split() == ["to", "host", "queue", "packets", "sent", "dropped", "share", "dropped", "marked"]
+    # Background flows have no marks, and so the last band.
+    assert shown[first + 1].split()[:3] == ["0", "band", "2"]
+    assert shown[first + 2].startswith("background flows: 4 of 4 senders, 4.00 Mbps to host 0")
 
 
 def test_exec_is_the_command(name):
@@ -80,6 +99,8 @@ def test_status_shows_who_lives_inside_and_what_is_amiss(name, capsys):
         (("up", "--hosts", "0"), ("hosts", "1 to 64")),
         (("up", "--name", "My Lab"), ("name", "'My Lab'")),
         (("up", "--queue", "8"), ("queue", "'8'")),
+        (("up", "--burst", "5"), ("burst", "add a loss")),
+        (("up", "--lossy-host", "1"), ("lossy_host", "add a loss, e.g. 1%, or a background")),
         (("exec", "0"), ("command", "-- ip address")),
         (("exec", "0", "--", "nosuchprogram"), ("command", "'nosuchprogram'")),
     ],

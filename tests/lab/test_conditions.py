@@ -1,5 +1,7 @@
 """Bands, selective drop and losses of a lab's links, as the kernel makes them."""
 
+import os
+import signal
 import subprocess
 import sys
 from itertools import pairwise
@@ -9,7 +11,7 @@ import pytest
 
 from foretrain.comm.bounded import service_of
 from foretrain.errors import ConfigError
-from foretrain.lab import Conditions, Lab, iproute, labs, network
+from foretrain.lab import Conditions, HostStatus, Lab, iproute, labs, network
 from foretrain.lab.conditions import tree_rate
 from foretrain.lab.host import senders
 from foretrain.units import parse_rate
@@ -53,6 +55,14 @@ for k in range(60):
     except TimeoutError:
         pass
 """
+SOURCE_IPV6 = """
+import socket
+source = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+source.setsockopt(socket.SOL_SOCKET, 32, 1 << 24)
+for k in range(900):
+    source.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, {services}[k % 3])
+    source.sendto(bytes(1200), ("fd00::2", 9))
+"""
 
 
 def delivered(lab: Lab, packets: int, services: list[int], pause: float) -> tuple[list[int], int]:
@@ -82,9 +92,78 @@ def test_packets_are_lost_at_random_and_counted(name):
         assert 200 < status[1].lost < 400
         assert status[0].lost == 0
         assert not status[0].faults
-        lab.rate("500Mbps")
-        assert lab.status().hosts[1].rate == parse_rate("500Mbps")
-        assert not lab.status().hosts[1].bands
+
+
+@pytest.mark.parametrize("host", [None, 0])
+def test_conditions_outlast_a_change_of_rate(name, host):
+    conditions = Conditions(3, "selective", 0.1, 1, 0.4, 5)
+    with Lab.up(name, 2, "100Mbps", conditions=conditions) as lab:
+        before = flows(name)
+        Lab.find(name).rate("50Mbps", host)
+        after = lab.status()
+        assert after.conditions == conditions
+        assert [each.rate for each in after.hosts] == [each.receive_rate for each in after.hosts]
+        assert [each.rate for each in after.hosts] == [6.25e6, 12.5e6 if host == 0 else 6.25e6]
+        assert [len(each.bands) for each in after.hosts] == [6, 6]
+        assert after.background is not None
+        # A share of the port's rate, and as before ended by the process that has built the lab.
+        assert after.background.rate == pytest.approx(0.4 * after.hosts[1].rate)
+        assert (set(before) == set(flows(name))) == (host == 0)
+        owners = [int(each.command.split()[-1]) for each in senders(iproute.namespaces()) if name in each.command]
+        assert owners == [os.getpid()] * 4
+        until(lambda: lab.status().hosts[1].lost > 10)
+        with pytest.raises(ConfigError, match="rate: 'none' has no queues"):
+            lab.rate("none")
+
+
+def test_a_host_drops_only_at_its_tail_and_the_switch_has_room_for_a_burst(name):
+    with Lab.up(name, 2, "300Mbps", conditions=Conditions(3, "selective")) as lab:
+        limits = {
+            interface: sorted(
+                leaf["options"]["limit"]
+                for leaf in iproute.shapers(space)[interface]["leaves"].values()
+                if leaf["kind"] == "bfifo"
+            )
+            for space, interface in ((f"ft-{name}-h0", "fth0"), (f"ft-{name}-sw", "ftp0"))
+        }
+        assert limits == {"fth0": [2**19] * 3, "ftp0": [16 * 9014] * 3 + [2**19] * 3}
+        # What may be dropped takes the band of its urgency there.
+        _, lost = delivered(lab, 30, [service_of(0, 3)], 0)
+        assert lost == 0
+        shown = iproute.run("tc", "-n", f"ft-{name}-h0", "-s", "class", "show", "dev", "fth0", "classid", "9:10")
+        assert " Sent 0 bytes" not in shown
+
+
+def seen(status: HostStatus) -> int:
+    """Packets that have left the switch's queues to a host, or were dropped or lost there."""
+    return status.lost + sum(band.sent + band.dropped for band in status.bands)
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="the kernel has no IPv6")
+@pytest.mark.parametrize("burst", [1, 3])
+def test_bands_losses_and_marks_are_the_same_for_ipv6(name, burst):
+    conditions = Conditions(3, "selective", 0.2, 1, burst=burst)
+    with Lab.up(name, 2, "20Mbps", conditions=conditions) as lab:
+        source, sink = lab.hosts
+        for host in lab.hosts:
+            address = f"address add fd00::{host.index + 1}/64 dev {host.interface} nodad"
+            iproute.run(iproute.tool("ip"), "-n", host.namespace, lines=[address])
+        hardware = iproute.links(sink.namespace)[sink.interface]["address"]
+        neighbour = f"neighbour replace fd00::2 lladdr {hardware} dev {source.interface} nud permanent"
+        iproute.run(iproute.tool("ip"), "-n", source.namespace, lines=[neighbour])
+        # So that packets wait at the switch.
+        lab.rate("5Mbps", host=1)
+        script = SOURCE_IPV6.format(services=[service_of(0, 1) | 2, service_of(1, 3), 0])
+        subprocess.run(lab.command(0, [sys.executable, "-c", script]), check=True)
+        until(lambda: seen(lab.status().hosts[1]) > 850)
+        status = lab.status().hosts[1]
+        sent = {(band.band, band.droppable): band.sent for band in status.bands}
+        assert sent[0, False] > 100
+        assert sent[1, True] > 20
+        assert sent[2, False] > 20
+        assert sent[0, True] == sent[1, False] == 0
+        assert 60 < status.lost < 300
+        assert status.bands[0].marked > 20
 
 
 def test_packets_are_lost_in_bursts(name):
@@ -100,14 +179,16 @@ def test_packets_are_lost_in_bursts(name):
 
 def test_a_full_queue_drops_first_what_may_be_dropped(name):
     conditions = Conditions(3, "selective")
-    # So slow that the queue fills, however busy the machine of the sender is.
-    with Lab.up(name, 2, "5Mbps", queue="1600ms", conditions=conditions) as lab:
+    with Lab.up(name, 2, "5Gbps", conditions=conditions) as lab:
+        # So slow that the switch's queue fills, however busy the machine of the sender is.
+        lab.rate("5Mbps", host=1, queue="1600ms")
         protected, droppable = service_of(0, 1), service_of(0, 3)
         came, _ = delivered(lab, 1000, [protected, droppable], 0)
         assert came.count(0) == 500
         assert came.count(1) < 250
-        first, second, *_ = lab.status().hosts[0].bands
+        first, second, *_ = lab.status().hosts[1].bands
         assert (first.band, first.droppable, second.band, second.droppable) == (0, False, 0, True)
+        assert (first.dropped, second.dropped) == (0, 500 - came.count(1))
 
 
 def test_packets_that_have_waited_are_marked_and_counted_by_band(name):
@@ -154,7 +235,7 @@ def test_background_flows_reach_one_port_and_end_with_the_lab(name):
     assert name not in labs()
 
 
-def test_background_flows_change_with_up_and_end_with_rate(name):
+def test_background_flows_change_with_up_and_follow_the_rate(name):
     conditions = Conditions(background=0.1)
     Lab.up(name, 2, "10Mbps", conditions=conditions)
     first = flows(name)
@@ -164,7 +245,16 @@ def test_background_flows_change_with_up_and_end_with_rate(name):
     assert (found.host, found.rate) == (1, pytest.approx(250e3))
     assert not set(first) & set(flows(name))
     lab.rate("10Mbps")
-    assert lab.status().background is None
+    found = lab.status().background
+    assert found is not None
+    assert (found.host, found.senders, found.rate) == (1, 4, pytest.approx(125e3))
+    # One that has ended begins again.
+    for pid in flows(name):
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: not flows(name))
+    lab.rate("20Mbps", host=1)
+    assert len(flows(name)) == 4
+    lab.down()
     assert flows(name) == ()
 
 
@@ -208,6 +298,8 @@ def test_codes_are_those_of_rfc_2597():
         ({"loss": 0.1, "burst": 0.5}, "burst: 0.5 is no mean number of packets; write 1 to 10000"),
         ({"loss": 0.8, "burst": 2}, "loss: 0.8 is too much for bursts of 2; take longer bursts"),
         ({"background": 1.5}, "background: 1.5 is no share of a port's rate; write e.g. 40%"),
+        ({"burst": 5}, "burst: 5 needs losses; add a loss, e.g. 1%, or leave it out"),
+        ({"lossy_host": 1}, "lossy_host: 1 has neither losses nor background flows; add a loss, e.g. 1%, or a backgr"),
     ],
 )
 def test_conditions_that_make_no_sense_are_refused(options, said):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from foretrain.lab import HostStatus, Status
-    from foretrain.lab.conditions import BandStatus
+    from foretrain.lab.conditions import Conditions
     from foretrain.lab.host import BackgroundStatus
     from foretrain.lab.messages import LabProgress
 
@@ -59,10 +59,10 @@ def up(
         congestion: TCP congestion control; by default the machine's.
         bands: priority classes of each port, 1 to 3, which a packet's DSCP chooses: AF4x goes first, what has
             none last.
-        drop: what a full queue drops; selective drops first what DSCP AFx3 says may be dropped.
+        drop: what a full queue of the switch drops; selective drops first what DSCP AFx3 says may be dropped.
         loss: share of packets that is lost at random, e.g. 1%.
-        burst: mean number of packets that are lost in a row.
-        lossy_host: lose only what goes to this host.
+        burst: mean number of packets that are lost in a row; needs a loss.
+        lossy_host: lose only what goes to this host, and let background go there; needs one of the two.
         background: share of a port's rate, lossy-host's or the last one's, that bursts of other hosts take, e.g. 40%.
         name: name of the lab; several may exist.
     """
@@ -86,6 +86,8 @@ def rate(
     name: NameText = "lab",
 ) -> None:
     """Change the rate of all links, or of one host's, while traffic continues.
+
+    Bands, drop, loss and background stay as they are; background keeps its share of the port's rate.
 
     Args:
         rate: rate in each direction, e.g. 500Mbps; "none" does not shape.
@@ -135,7 +137,7 @@ def execute(
 
 
 def status(*, name: NameText = "lab", json: JsonFile = None) -> None:
-    """Show hosts, rates, traffic and processes, as the kernel reports them now.
+    """Show hosts, rates, traffic, queues and processes, as the kernel reports them now.
 
     Args:
         name: name of the lab.
@@ -148,13 +150,14 @@ def status(*, name: NameText = "lab", json: JsonFile = None) -> None:
     found = Lab.find(name).status()
     console = Console(highlight=False, markup=False)
     write_outputs(console, (json, lambda path: write_json(path, _plain(found))))
+    conditions = "" if found.conditions.plain else f": {_conditions_text(found.conditions)}"
+    console.print(f"lab {found.name}{conditions}", soft_wrap=True)
     console.print(_table(found))
     for host in found.hosts:
         for process in host.processes:
             console.print(f"host {host.host.index} runs {process.pid} {process.command[:60]}")
-    for host in found.hosts:
-        if host.bands:
-            console.print(f"queues to host {host.host.index}: {', '.join(map(_queue_text, host.bands))}")
+    if (queues := _queue_table(found)).row_count:
+        console.print(queues)
     if found.background:
         console.print(_background_text(found.background))
     for host in found.hosts:
@@ -199,7 +202,7 @@ def _table(found: Status) -> Table:
 
     from foretrain.units import format_size, format_time
 
-    table = Table(box=None, pad_edge=False, title=f"lab {found.name}", title_justify="left")
+    table = Table(box=None, pad_edge=False)
     for column in ("host", "namespace", "address"):
         table.add_column(column, no_wrap=True)
     for column in ("rate", "queue", "sent", "received", "dropped", "lost"):
@@ -227,10 +230,35 @@ def _background_text(flows: BackgroundStatus) -> str:
     return f"background flows: {flows.senders} of {flows.sources} senders, {speed}"
 
 
-def _queue_text(band: BandStatus) -> str:
-    kind = " droppable" if band.droppable else ""
-    marked = "" if band.marked is None else f", marked {band.marked}"
-    return f"band {band.band}{kind} sent {band.sent}, dropped {band.dropped}{marked}"
+def _conditions_text(conditions: Conditions) -> str:
+    bands = f"{conditions.bands} band{'s' * (conditions.bands > 1)}"
+    words = [bands, f"{conditions.drop} drop"]
+    lossy = "" if conditions.lossy_host is None else f" to host {conditions.lossy_host}"
+    if conditions.loss:
+        bursts = f" in bursts of {conditions.burst:g}" if conditions.burst > 1 else ""
+        words.append(f"{100 * conditions.loss:g}% of packets lost{lossy}{bursts}")
+    if conditions.background:
+        words.append(f"background of {100 * conditions.background:g}%")
+    return ", ".join(words)
+
+
+def _queue_table(found: Status) -> Table:
+    """Return a table of the switch's queues to each host, without those to which nothing came."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("to host", no_wrap=True)
+    table.add_column("queue", no_wrap=True)
+    for column in ("packets sent", "dropped", "share dropped", "marked"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for host in found.hosts:
+        for band in host.bands:
+            if came := band.sent + band.dropped:
+                name = f"band {band.band}" + ", droppable" * band.droppable
+                share = f"{band.dropped / came:.2%}" if band.dropped else ""
+                marked = "" if band.marked is None else str(band.marked)
+                table.add_row(str(host.host.index), name, str(band.sent), str(band.dropped), share, marked)
+    return table
 
 
 def _rates(row: HostStatus) -> str:
@@ -253,7 +281,8 @@ def _plain(found: Status) -> dict[str, Any]:
         flat["processes"] = [{"pid": process.pid, "command": process.command} for process in row.processes]
         hosts.append(host | flat)
     background = dataclasses.asdict(found.background) if found.background else None
-    return {"name": found.name, "hosts": hosts, "background": background}
+    conditions = dataclasses.asdict(found.conditions)
+    return {"name": found.name, "conditions": conditions, "hosts": hosts, "background": background}
 
 
 def compare(

@@ -8,7 +8,12 @@
 A packet's DSCP chooses its leaf: AF4x is band 0, what has none the last one, and AF3x to AF1x the second of three.
 AFx3, the highest drop precedence (RFC 2597), may be dropped. A filter of classic BPF sends a random share of packets
 nowhere; where losses come in bursts it is a program of eBPF, which has a memory (`port_programs`). So all is the
-traffic control of a stock kernel: no netem, no nftables, no actions.
+traffic control of a stock kernel: no netem, no nftables, no actions. Filters see IPv4 and IPv6.
+
+A host's own interface has the bands, and drops at its tail: real hosts do not drop selectively, switches do. The short
+queue of a switch takes the packets that several hosts send at once, or it would drop what nothing else waits for.
+
+Conditions stand in the alias of the switch's bridge, so that a change of rate finds them.
 
 The kernel decides on super-packets of many segments where it may; for single packets to be lost, hosts of such labs
 send segments one by one (``gso_max_segs 1``), which costs CPU time: some 3 Gb/s here.
@@ -16,10 +21,11 @@ send segments one by one (``gso_max_segs 1``), which costs CPU time: some 3 Gb/s
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from foretrain.comm.bounded import service_of
@@ -28,6 +34,8 @@ from foretrain.errors import ConfigError, unknown
 Drop: TypeAlias = Literal["tail", "selective"]
 """What a full queue drops: whatever comes last, or first what may be dropped."""
 
+MTU = 9000
+"""Bytes of the largest IP packet of all links."""
 BANDS = 3
 """Most bands of a port."""
 MOST_BURST = 10_000
@@ -35,7 +43,8 @@ ROOT, NOWHERE = 0x90000, 0x900FF
 """Handles of the tree, and of the class for packets that are lost."""
 _SPARE_SHARE = 0.03
 """Of a queue, what droppable packets may fill; the lab's spike had 15 of 500 kB."""
-_LEAST_SPARE = 30_000
+_LEAST_SPARE = 16 * (MTU + 14)
+"""Bytes that a burst of 16 packets takes, with headers of Ethernet."""
 _NOWHERE = "ff"
 _PROTECTED, _DROPPABLE = 0x10, 0x20
 _QUANTUM = 18_000
@@ -75,11 +84,25 @@ class Conditions:
             raise ConfigError("loss", self.loss, f"is too much for bursts of {self.burst:g}", "take longer bursts")
         if not 0 <= self.background <= 1:
             raise ConfigError("background", self.background, "is no share of a port's rate", "write e.g. 40%")
+        if self.burst > 1 and not self.loss:
+            raise ConfigError("burst", self.burst, "needs losses", "add a loss, e.g. 1%, or leave it out")
+        if self.lossy_host is not None and not self.loss and not self.background:
+            remedy = "add a loss, e.g. 1%, or a background, e.g. 40%, or leave it out"
+            raise ConfigError("lossy_host", self.lossy_host, "has neither losses nor background flows", remedy)
 
     @property
     def plain(self) -> bool:
         """Return whether links only have a rate."""
         return self == Conditions()
+
+    @classmethod
+    def read(cls, text: str) -> Conditions:
+        """Return the conditions that `written` has written; an empty text has none."""
+        return cls(**json.loads(text)) if text else cls()
+
+    def written(self) -> str:
+        """Return a line that `read` reads."""
+        return json.dumps(asdict(self))
 
     def loses(self, host: int) -> bool:
         """Return whether packets to ``host`` are lost at random."""
@@ -103,21 +126,25 @@ class Conditions:
             f"class add dev {interface} parent 9: classid 9:1 htb rate {bits}bit ceil {bits}bit burst {burst}"
             f" cburst {burst} quantum {_QUANTUM}",
         ]
-        spare = max(_LEAST_SPARE, round(limit * _SPARE_SHARE))
+        selective = self.drop == "selective" and host is not None
         for band in range(self.bands):
             leaves = {_PROTECTED + band: limit}
-            if self.drop == "selective":
-                leaves[_DROPPABLE + band] = spare
+            if selective:
+                leaves[_DROPPABLE + band] = spare_of(limit)
             for leaf, size in leaves.items():
                 lines += self._leaf(interface, f"{leaf:x}", bits, burst, band, size)
         if host is not None and self.loses(host):
             lines += self._leaf(interface, _NOWHERE, bits, burst, 0, 1)
+        filters = f"filter add dev {interface} parent 9: protocol"
         if host is not None and self.loses(host) and self.burst == 1:
-            lines.append(f"filter add dev {interface} parent 9: protocol ip prio 1 bpf {self._random()} flowid 9:ff")
-        lines += [
-            f"filter add dev {interface} parent 9: protocol ip prio 2 u32 match ip tos {tos:#x} 0xfc flowid 9:{leaf:x}"
-            for tos, leaf in self.places()
-        ]
+            lines += [
+                f"{filters} {protocol} bpf {self._random()} flowid 9:ff" for protocol in ("ip prio 1", "ipv6 prio 3")
+            ]
+        for service, leaf in self.places(selective=selective):
+            lines += [
+                f"{filters} ip prio 2 u32 match ip tos {service:#x} 0xfc flowid 9:{leaf:x}",
+                f"{filters} ipv6 prio 4 u32 match ip6 priority {service:#x} 0xfc flowid 9:{leaf:x}",
+            ]
         return lines
 
     def _leaf(self, interface: str, name: str, bits: int, burst: int, band: int, limit: int) -> list[str]:
@@ -135,13 +162,22 @@ class Conditions:
         random = 2**32 - 0x1000 + 56
         return f"bytecode '4,32 0 0 {random},53 1 0 {threshold},6 0 0 4294967295,6 0 0 0'"
 
-    def places(self) -> Iterator[tuple[int, int]]:
-        """Return the type of service and the leaf of each DSCP that has one."""
+    def places(self, *, selective: bool) -> Iterator[tuple[int, int]]:
+        """Return the type of service and the leaf of each DSCP that has one.
+
+        Args:
+            selective: whether there are short queues.
+        """
         for urgency in range(4):  # AF4x to AF1x
             band = min(urgency, max(self.bands - 2, 0))
             for precedence in (1, 2, 3):
-                droppable = precedence == 3 and self.drop == "selective"
+                droppable = precedence == 3 and selective
                 yield service_of(urgency, precedence), (_DROPPABLE if droppable else _PROTECTED) + band
+
+
+def spare_of(limit: int) -> int:
+    """Return the bytes of the short queue beside one of ``limit`` bytes, where drop is selective."""
+    return min(limit, max(_LEAST_SPARE, round(limit * _SPARE_SHARE)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +204,7 @@ def bands_of(leaves: Mapping[str, Mapping[str, Any]], marks: Mapping[int, int] |
     found = []
     numbers = [int(handle.rstrip(":"), 16) for handle in leaves]
     last = sum(number >> 4 == _PROTECTED >> 4 for number in numbers) - 1
-    places = dict(Conditions(last + 1, "selective").places()) if marks and last >= 0 else {}
+    places = dict(Conditions(last + 1).places(selective=True)) if marks and last >= 0 else {}
     counts = Counter[int]()
     for code, count in (marks or {}).items():
         counts[places.get(code << 2, _PROTECTED + last)] += count

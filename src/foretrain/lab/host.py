@@ -25,16 +25,15 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from foretrain.errors import ConfigError
 from foretrain.lab import iproute
-from foretrain.lab.conditions import BandStatus, bands_of, lost_of
+from foretrain.lab.conditions import MTU, BandStatus, Conditions, bands_of, lost_of
 from foretrain.lab.iproute import LabError
 from foretrain.lab.port_programs import marked
 from foretrain.units import NANOSECOND, SECOND, Time
 
-MTU = 9000
 MOST_HOSTS = 64
 SOURCES = 4
 """Hosts that send background flows, where there are any."""
@@ -106,10 +105,18 @@ class BackgroundStatus:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """State of a lab in the kernel; ``background`` is None where no background flows were asked for."""
+    """State of a lab in the kernel.
+
+    Attributes:
+        name: of the lab.
+        hosts: of each host.
+        conditions: of its links.
+        background: None where no background flows were asked for.
+    """
 
     name: str
     hosts: tuple[HostStatus, ...]
+    conditions: Conditions
     background: BackgroundStatus | None = None
 
 
@@ -371,6 +378,26 @@ def senders(namespaces: Iterable[str]) -> tuple[Process, ...]:
     return inside({namespace: None for namespace in namespaces if is_source(namespace)})
 
 
+class SenderFlow(NamedTuple):
+    """What a living sender of background flows does.
+
+    Attributes:
+        host: index of the host that it sends to.
+        rate: bytes/s.
+        owner: process with which it ends; 0 is nobody.
+    """
+
+    host: int
+    rate: float
+    owner: int
+
+
+def flows_of(namespaces: Iterable[str]) -> list[SenderFlow]:
+    """Return what the living senders on the sources among ``namespaces`` do."""
+    commands = [process.command.split() for process in senders(namespaces)]
+    return [SenderFlow(int(words[-3]), float(words[-2]), int(words[-1])) for words in commands if str(_SENDER) in words]
+
+
 def start_senders(name: str, target: LabHost, rate: float, owner: int) -> None:
     """Start a sender on each source of lab ``name``.
 
@@ -412,8 +439,7 @@ def background_of(
     sources = [source for source in sources_of(name) if source.namespace in set(namespaces)]
     if not sources:
         return None
-    alive = [process.command.split() for process in senders(source.namespace for source in sources)]
-    flows = [words for words in alive if str(_SENDER) in words]
+    flows = flows_of(source.namespace for source in sources)
     sent = sum(ports[port_of(source)]["stats64"]["rx"]["bytes"] for source in sources if port_of(source) in ports)
-    host = int(flows[0][-3]) if flows else None
-    return BackgroundStatus(host, sum(float(words[-2]) for words in flows), len(flows), len(sources_of(name)), sent)
+    host = flows[0].host if flows else None
+    return BackgroundStatus(host, sum(flow.rate for flow in flows), len(flows), len(sources_of(name)), sent)

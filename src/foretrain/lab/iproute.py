@@ -71,6 +71,12 @@ def links(namespace: str) -> dict[str, dict[str, Any]]:
     return {link["ifname"]: link for link in found if "ifname" in link}
 
 
+def alias(namespace: str, interface: str) -> str:
+    """Return the note that the kernel keeps beside an interface, or an empty text."""
+    (link,) = _ask(tool("ip"), "-j", "-n", namespace, "link", "show", "dev", interface)
+    return link.get("ifalias", "")
+
+
 def shapers(namespace: str) -> dict[str, dict[str, Any]]:
     """Return what shapes each interface: bytes/s, bytes of its longest queue, packets that found it full, its leaves.
 

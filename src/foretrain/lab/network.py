@@ -29,16 +29,16 @@ from typing import Literal, TypeAlias
 
 from foretrain.errors import ConfigError
 from foretrain.lab import iproute
-from foretrain.lab.conditions import NOWHERE, ROOT, Conditions
+from foretrain.lab.conditions import MTU, NOWHERE, ROOT, Conditions
 from foretrain.lab.host import (
     BRIDGE,
-    MTU,
     LabHost,
     Process,
     Status,
     background_of,
     checked_name,
     end,
+    flows_of,
     hosts_of,
     index_of,
     inside,
@@ -89,7 +89,6 @@ class Lab:
 
     def __init__(self, name: str, hosts: int) -> None:
         self.name, self.hosts = name, hosts_of(name, hosts)
-        self._flows: tuple[LabHost, float] | None = None
 
     @classmethod
     def up(
@@ -136,9 +135,13 @@ class Lab:
                     _delete(name)
                     _create(lab)
                 _configure(name, lab.hosts, congestion, one_by_one=not conditions.plain)
+                _note(name, conditions)
                 _apply(lab.hosts, shape)
                 _await_links(name, lab.hosts)
-                lab._start_flows(shape)
+                if conditions.background:
+                    _plug(name, sources_of(name))
+                    _configure(name, sources_of(name), None, one_by_one=True)
+                    lab._start_flows(shape, owner=0)
             except BaseException:
                 with uninterrupted():
                     _end_flows(name)
@@ -147,14 +150,14 @@ class Lab:
                 raise
         return lab
 
-    def _start_flows(self, shape: _Shape) -> None:
-        share, host = shape.conditions.background, shape.conditions.lossy_host
-        if share and shape.rate:
-            self._flows = self.hosts[-1 if host is None else host], share * shape.rate
-            sources = sources_of(self.name)
-            _plug(self.name, sources)
-            _configure(self.name, sources, None, one_by_one=True)
-            start_senders(self.name, *self._flows, owner=0)
+    def _start_flows(self, shape: _Shape, owner: int) -> None:
+        assert shape.rate is not None
+        target = self._congested(shape.conditions)
+        start_senders(self.name, target, shape.conditions.background * shape.rate, owner)
+
+    def _congested(self, conditions: Conditions) -> LabHost:
+        """Return the host whose port background flows congest."""
+        return self.hosts[-1 if conditions.lossy_host is None else conditions.lossy_host]
 
     @classmethod
     def find(cls, name: str = "lab") -> Lab:
@@ -175,16 +178,25 @@ class Lab:
         return lab
 
     def rate(self, rate: str | float | None, host: int | None = None, *, queue: str | Time = QUEUE) -> None:
-        """Change the rate of the link of ``host``, or of all, in both directions, without interrupting traffic.
+        """Change the rate of the link of ``host``, or of all, in both directions, while connections go on.
 
-        Bands, losses and background flows end.
+        Conditions stay. Background flows take the same share of the new rate, where it is their port's. Queues with
+        conditions are built anew: packets that wait there are lost, and counters begin at 0.
+
+        Raises:
+            ConfigError: an argument is wrong, or there are conditions, which need a rate, and ``rate`` is none.
         """
-        shape = _Shape.of(rate, queue, _PLAIN)
+        _Shape.of(rate, queue, _PLAIN)
         iproute.require()
         with _exclusive(self.name):
-            _end_flows(self.name)
-            self._flows = None
-            _apply(self.hosts if host is None else (self.host(host),), shape)
+            conditions = _noted(self.name)
+            shape = _Shape.of(rate, queue, conditions)
+            changed = self.hosts if host is None else (self.host(host),)
+            _apply(changed, shape)
+            if conditions.background and self._congested(conditions) in changed:
+                flows = flows_of(_namespaces(self.name))
+                end(lambda: senders(_namespaces(self.name)))
+                self._start_flows(shape, flows[0].owner if flows else 0)
 
     def host(self, index: int) -> LabHost:
         """Return the host of that index; raise ConfigError when there is none."""
@@ -203,17 +215,19 @@ class Lab:
         switch = iproute.links(space), iproute.shapers(space)
         inside = processes(self.name)
         background = background_of(self.name, _namespaces(self.name), switch[0])
-        return Status(self.name, tuple(status_of(host, *switch, inside) for host in found.hosts), background)
+        hosts = tuple(status_of(host, *switch, inside) for host in found.hosts)
+        return Status(self.name, hosts, _noted(self.name), background)
 
     def down(self, *, kill: bool = False) -> tuple[Process, ...]:
         """Remove this lab; see `remove`."""
         return remove(self.name, kill=kill)
 
     def __enter__(self) -> Lab:
-        if self._flows:
+        if flows := flows_of(_namespaces(self.name)):
             with _exclusive(self.name):
                 end(lambda: senders(_namespaces(self.name)))
-                start_senders(self.name, *self._flows, owner=os.getpid())
+                total = flows[0].rate * len(sources_of(self.name))
+                start_senders(self.name, self.hosts[flows[0].host], total, owner=os.getpid())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -268,7 +282,8 @@ class _Shape:
         delay = parse_time(queue, "queue") if isinstance(queue, str) else queue
         if speed is None or isinstance(speed, str):
             if not conditions.plain:
-                raise ConfigError("rate", rate, "has no queues, for bands or losses", "write a rate, e.g. '1Gbps'")
+                remedy = "write a rate, e.g. '1Gbps', or build the lab without them: foretrain lab up"
+                raise ConfigError("rate", rate, "has no queues, for bands, losses or background flows", remedy)
             return cls(None)
         if not _SLOWEST <= speed <= _FASTEST:
             raise ConfigError("rate", rate, "is not between 1Mbps and 1Tbps", "write e.g. '1Gbps', or 'none'")
@@ -364,6 +379,17 @@ def _configure(name: str, hosts: Sequence[LabHost], congestion: Congestion | Non
                 f"{route} congctl {congestion}" if congestion else route,
             ],
         )  # fmt: skip
+
+
+def _note(name: str, conditions: Conditions) -> None:
+    """Let the kernel keep the conditions of a lab."""
+    ip = iproute.tool("ip")
+    iproute.run(ip, "-n", switch_of(name), "link", "set", "dev", BRIDGE, "alias", conditions.written())
+
+
+def _noted(name: str) -> Conditions:
+    """Return the conditions that `_note` has kept."""
+    return Conditions.read(iproute.alias(switch_of(name), BRIDGE))
 
 
 def _apply(hosts: Sequence[LabHost], shape: _Shape) -> None:

@@ -28,8 +28,7 @@ from foretrain.lab.iproute import LabError
 _CERTAIN = 2**32
 _LOOKUP, _NOW, _RANDOM, _SET_CE, _SET_STAMP = 1, 5, 7, 97, 192
 _STAMP, _STAMP_TYPE, _MONOTONIC = 152, 180, 1
-_SERVICE = 15
-"""Places in the kernel's struct __sk_buff, and of the type of service in a frame."""
+"""Places in the kernel's struct __sk_buff."""
 _CODES = 64
 _CALL = {"x86_64": 321, "aarch64": 280}
 _MAP_CREATE, _MAP_LOOKUP, _PROG_LOAD = 0, 1, 5
@@ -37,7 +36,9 @@ _PROG_BY_ID, _MAP_BY_ID, _INFO = 13, 14, 15
 _ARRAY, _CLASSIFIER = 2, 3
 _NEW_NETWORK = 0x40000000
 _NEW_FILTER, _REQUEST_ACK_CREATE = 44, 0x1 | 0x4 | 0x400
-_IPV4 = 0x0800
+_IPV4, _IPV6 = 0x0800, 0x86DD
+PROTOCOLS = {_IPV4: 1, _IPV6: 3}
+"""Whose packets programs see, and the priority of their filters: each is before those of DSCP."""
 INGRESS = 0xFFFFFFF2
 """Parent of programs that see what an interface receives."""
 
@@ -52,7 +53,8 @@ def lose_bursts(namespace: str, interface: str, parent: int, nowhere: int, share
     with opened(map_):
         program = load(burst_losses(map_, share / (burst * (1 - share)), 1 / burst))
         with opened(program):
-            attach(namespace, interface, parent, program, nowhere)
+            for protocol in PROTOCOLS:
+                attach(namespace, interface, parent, program, nowhere, protocol=protocol)
 
 
 def burst_losses(map_: int, begins: float, ends: float) -> Program:
@@ -86,10 +88,12 @@ def mark_waiting(switch: str, port: str, parent: int, host: str, interface: str,
     """Mark packets through ``port`` of the switch as congested that have waited longer than ``longest`` nanoseconds."""
     stamp = [Op(0xBF, 6, 1), Op(0x85, 0, 0, 0, _NOW), Op(0xBF, 1, 6), Op(0xBF, 2, 0), Op(0xB7, 3, 0, 0, _MONOTONIC)]
     stamp += [Op(0x85, 0, 0, 0, _SET_STAMP), Op(0xB7), Op(0x95)]
-    with opened(array(_CODES)) as (counts,), opened(load(stamp), load(_mark(counts, longest))) as (stamps, marks):
+    with opened(array(_CODES)) as (counts,), opened(load(stamp)) as (stamps,):
         iproute.run(iproute.tool("tc"), "-n", host, "qdisc", "replace", "dev", interface, "clsact")
-        attach(host, interface, INGRESS, marks)
-        attach(switch, port, parent, stamps)
+        for protocol in PROTOCOLS:
+            with opened(load(_mark(counts, longest, protocol))) as (marks,):
+                attach(host, interface, INGRESS, marks, protocol=protocol)
+            attach(switch, port, parent, stamps, protocol=protocol)
 
 
 def unmark(host: str, interface: str) -> None:
@@ -105,7 +109,10 @@ def marked(host: str, interface: str) -> Mapping[int, int] | None:
     return dict(enumerate(entries(numbers[0], _CODES))) if numbers else None
 
 
-def _mark(counts: int, longest: int) -> Program:
+def _mark(counts: int, longest: int, protocol: int) -> Program:
+    # r0 = the DSCP: of IPv6 it stands behind four bits of version.
+    code = [Op(0x30, 0, 0, 0, 15)] if protocol == _IPV4 else [Op(0x28, 0, 0, 0, 14), Op(0x77, 0, 0, 0, 4)]
+    code += [Op(0x57, 0, 0, 0, 0xFF), Op(0x77, 0, 0, 0, 2)]
     return [
         Op(0xBF, 6, 1),  # r6 = the packet
         Op(0x71, 1, 6, _STAMP_TYPE),
@@ -117,8 +124,7 @@ def _mark(counts: int, longest: int) -> Program:
         Op(0xBF, 1, 6),
         Op(0x85, 0, 0, 0, _SET_CE),
         Op(0x15, 0, 0, "passes", 0),  # it is not capable of ECN
-        Op(0x30, 0, 0, 0, _SERVICE),  # r0 = its type of service
-        Op(0x77, 0, 0, 0, 2),
+        *code,
         Op(0x63, 10, 0, -4),
         Op(0xBF, 2, 10),
         Op(0x07, 2, 0, 0, -4),
@@ -194,8 +200,8 @@ def load(program: Program) -> int:
     return _bpf(_PROG_LOAD, struct.pack("<IIQQIIQ", _CLASSIFIER, len(code) // 8, *where, 0, 0, 0))
 
 
-def attach(namespace: str, interface: str, parent: int, descriptor: int, target: int = 0) -> None:
-    """Let a program see each IPv4 packet of ``interface`` in ``namespace``, before filters of priority 2.
+def attach(namespace: str, interface: str, parent: int, descriptor: int, target: int = 0, *, protocol: int) -> None:
+    """Let a program see each packet of ``protocol`` on ``interface`` in ``namespace``, before filters of DSCP.
 
     Args:
         namespace: of the interface.
@@ -203,11 +209,12 @@ def attach(namespace: str, interface: str, parent: int, descriptor: int, target:
         parent: handle of the queueing discipline with classes, or INGRESS, which needs clsact.
         descriptor: of the program. The kernel keeps it as long as the discipline.
         target: class of a packet for which the program returns -1. With 0 it goes on to the next filter.
+        protocol: one of PROTOCOLS.
     """
     index = iproute.links(namespace)[interface]["ifindex"]
     options = _attribute(3, struct.pack("=I", target)) + _attribute(6, struct.pack("=I", descriptor))
     options += _attribute(7, b"foretrain\0")
-    info = 1 << 16 | socket.htons(_IPV4)
+    info = PROTOCOLS[protocol] << 16 | socket.htons(protocol)
     body = struct.pack("=BxxxiIII", 0, index, 0, parent, info) + _attribute(1, b"bpf\0") + _attribute(2, options)
     header = struct.pack("=IHHII", 16 + len(body), _NEW_FILTER, _REQUEST_ACK_CREATE, 1, 0)
     with closing(_netlink(namespace)) as kernel:
