@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from foretrain.cli import main  # noqa: E402
+from tests.processes import started  # noqa: E402
 
 SCRIPT = """
 import torch
@@ -48,6 +52,18 @@ def script(tmp_path, monkeypatch):
 
 
 FAST = ("--seeds", "2", "--rounds", "40", "--evaluations", "4", "--grid", "0", "2%", "1")
+
+
+@pytest.mark.parametrize("command", ["tolerance", "record"])
+def test_sigterm_in_a_script_ends_the_command_without_a_traceback(script, command):
+    Path("wait.py").write_text("import time\ndef build(*seed):\n print('in', flush=True)\n time.sleep(600)\n")
+    words = [sys.executable, "-m", "foretrain", command, "wait.py:build"]
+    with started(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "in\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=300) == ("", "")
+        assert process.returncode == 143
 
 
 @pytest.mark.parametrize("exchange", ["ps", "ring", "halving-doubling"])

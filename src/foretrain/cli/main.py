@@ -28,7 +28,7 @@ from foretrain.cli.compare import bound, catalog, compare, explore, schedule
 from foretrain.cli.completion import completion
 from foretrain.cli.doctor import doctor
 from foretrain.cli.plan import plan, what_if
-from foretrain.cli.progress import StdoutClosed
+from foretrain.cli.progress import StdoutClosed, Terminated
 from foretrain.cli.record import record
 from foretrain.cli.run import run, run_command, server
 from foretrain.cli.search import run_command as search_command
@@ -226,7 +226,7 @@ def _terminable() -> Iterator[None]:
         return
 
     def terminated(number: int, frame: object) -> None:
-        sys.exit(128 + number)
+        raise Terminated(128 + number)
 
     before = signal.signal(signal.SIGTERM, terminated)
     try:

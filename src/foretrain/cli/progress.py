@@ -1,4 +1,4 @@
-"""Progress of a command on stderr: a bar with an ETA in a terminal, a line now and then in a log; and a lost reader."""
+"""Progress of a command on stderr: a bar with an ETA in a terminal, lines now and then in a log; and what ends it."""
 
 from __future__ import annotations
 
@@ -97,6 +97,10 @@ class Lines:
         self._written = now
         left = timedelta(seconds=round((now - self._began) * (total - done) / done))
         sys.stderr.write(f"foretrain: {done:,} of {total:,} {self._things}, {left} left\n")
+
+
+class Terminated(SystemExit):
+    """Raised by SIGTERM: no exit of a user's script, in whose code it may come."""
 
 
 class StdoutClosed(BaseException):

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from foretrain.cli.arguments import JsonFile, check_writable
-from foretrain.cli.progress import percent_bar
+from foretrain.cli.progress import Terminated, percent_bar
 from foretrain.errors import ConfigError, ForetrainError, RecordError, unknown
 from foretrain.files import write_json
 from foretrain.schedule.monitor import blocks
@@ -261,7 +261,7 @@ def _function(names: dict[str, object], name: str) -> Callable[..., object]:
 def _errors_of(path: Path) -> Iterator[None]:
     try:
         yield
-    except ForetrainError:
+    except (ForetrainError, Terminated):
         raise
     except (Exception, SystemExit) as error:
         raise RecordError(f"{path.name} failed\n\n{_user_traceback(error)}") from error
