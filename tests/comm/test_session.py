@@ -283,6 +283,31 @@ def test_an_automatic_tolerance_rises_where_nothing_changes():
         assert ledger.line().endswith("; tolerance 1.00%")
 
 
+def test_tensors_that_a_session_declares_reliable_arrive_whole():
+    def run(session):
+        tasks = session.declare(TENSORS, reliable={"layer3.weight"})
+        for _ in range(STEPS):
+            session.begin_step()
+            for task, count in zip(tasks, COUNTS, strict=True):
+                task.ready(np.ones(count, np.float32))
+            session.wait_all()
+        place = session._runtime.gradients.place
+        return [session.ledger.hint([place(task)]).vital.tolist() for task in (1, 3)]
+
+    for found in on_ranks(2, run, "fifo", ft.BoundedLoss(reliable_bytes=0), warmup=WARMUP):
+        assert found == [[], [[0, 4 * COUNTS[3]]]]
+    for error in on_ranks(1, lambda session: session.declare(TENSORS, reliable=["bias"]), "fifo"):
+        assert "reliable: 'bias' is no declared tensor" in str(error)
+
+
+def test_ranks_that_disagree_on_what_is_reliable_are_refused():
+    def run(session):
+        session.declare(TENSORS, reliable=["layer0.weight"] * session.rank)
+
+    for error in on_ranks(2, run, "fifo", ft.BoundedLoss()):
+        assert isinstance(error, Disagreement)
+
+
 def test_losses_of_a_server_come_to_rank_0(monkeypatch):
     """The network loses nothing here; the server's answers are in the order of operations, as many as may lose some."""
     told = []
@@ -297,6 +322,24 @@ def test_losses_of_a_server_come_to_rank_0(monkeypatch):
     assert len(told) == (STEPS - WARMUP) * len(COUNTS)
     assert ledger.lost[:, 1].tolist() == [4 * (STEPS - WARMUP)] * len(COUNTS)
     assert other.lost.sum() == 0
+    share = len(COUNTS) / (2 * sum(COUNTS))  # of two ranks' bytes
+    assert ledger.line().startswith(f"{share:.2%} of the gradients' bytes were lost, most of")
+    assert "as far as this rank knows" in other.line()
+
+
+def test_what_ranks_have_lost_is_collected_from_those_that_come_to_the_end():
+    def run(session):
+        control, waits = session._control, threading.Event()
+        if session.rank == 2:
+            waits.wait(0.2 if session.rank else 0)
+        first = control.collect([session.rank, 7], 30)
+        if session.rank == 1:
+            return first
+        return first, control.collect([session.rank], 0.1)
+
+    rank_0, rank_1, _ = on_ranks(3, run, "fifo")
+    assert rank_0 == ([[0, 7], [1, 7], [2, 7]], None)
+    assert rank_1 is None
 
 
 def test_halving_and_doubling_needs_a_power_of_two():

@@ -17,7 +17,7 @@ import msgspec
 
 from foretrain.comm.coordinator.link import Link, LinkError
 from foretrain.comm.event_loop import POLL_INTERVAL
-from foretrain.errors import ConfigError, Disagreement, PeerLost, StallError
+from foretrain.errors import ConfigError, Disagreement, ForetrainError, PeerLost, StallError
 from foretrain.schedule import CostModel
 from foretrain.units import COST_SHIFT, MICROSECOND, NANOSECOND, Time
 
@@ -176,6 +176,23 @@ class LinkControl(ControlPlane):
         numbers = array.array("q", joined).tolist()
         return [numbers[at : at + len(values)] for at in range(0, len(numbers), max(1, len(values)))]
 
+    def collect(self, values: Sequence[int], timeout: float) -> list[list[int]] | None:
+        """Return, on rank 0, every rank's ``values``, of equal length; None where one has not come in ``timeout`` s.
+
+        The other ranks send theirs and go on, with None. It raises nothing, as it is for the end of a job.
+        """
+        own = array.array("q", values)
+        try:
+            if self.rank:
+                self._send(0, own.tobytes())
+                return None
+            deadline = time.monotonic() + timeout
+            bodies = [self._receive(peer, deadline - time.monotonic()) for peer in range(1, self.ranks)]
+        except ForetrainError:
+            return None
+        rows = [own.tolist(), *(array.array("q", body).tolist() for body in bodies)]
+        return rows if len(set(map(len, rows))) == 1 else None
+
     def series(self, size: int, count: int, depth: int) -> float:
         """Return the ns per all-reduce of ``size`` bytes in a series of ``count`` with ``depth`` in flight."""
         return self.timed(size, count, depth)
@@ -186,8 +203,9 @@ class LinkControl(ControlPlane):
         except LinkError as error:
             raise self._lost(peer, error) from None
 
-    def _receive(self, peer: int) -> bytes:
-        deadline = time.monotonic() + self._stall_timeout
+    def _receive(self, peer: int, timeout: float | None = None) -> bytes:
+        timeout = self._stall_timeout if timeout is None else timeout
+        deadline = time.monotonic() + timeout
         while not self._inbox[peer]:
             try:
                 self._inbox[peer].extend(m.body for m in self._links[peer].receive(min(POLL_INTERVAL, 0.25)))
@@ -195,7 +213,7 @@ class LinkControl(ControlPlane):
                 raise self._lost(peer, error) from None
             self._check()
             if time.monotonic() > deadline:
-                text = f"rank {self.rank} waits for rank {peer} to agree, for {self._stall_timeout:g} s"
+                text = f"rank {self.rank} waits for rank {peer} to agree, for {timeout:g} s"
                 raise StallError(text, [f"rank {peer} has not come to the same call"])
         return self._inbox[peer].popleft()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -96,6 +96,7 @@ class HostRuntime:
         towards: the address of rank 0; this rank listens on the way to it.
         tensors: elements and type of each, by name, in the order of tasks; with compression they are sent as another.
         landed: called with a task, when its sum has arrived, and whether any rank had a gradient.
+        reliable: tasks of which a transport with bounded loss loses nothing.
 
     Attributes:
         gradients: the flat buffers.
@@ -117,8 +118,10 @@ class HostRuntime:
         towards: tuple[str, int],
         tensors: Mapping[str, tuple[int, Dtype]],
         landed: Callable[[int, bool], None],
+        reliable: Collection[int] = (),
     ) -> None:
         self._context, self._control, self._towards, self._landed = context, control, towards, landed
+        self._reliable = reliable
         self._counts = [count for count, _ in tensors.values()]
         self._dtypes: list[Dtype] = [dtype for _, dtype in tensors.values()]
         self._rounding: HostRounding | None = None
@@ -208,7 +211,9 @@ class HostRuntime:
         assert self._collectives is not None
         self.gradients, tasks = HostGradients(self._counts, self._dtypes, order), plan.job.tasks
         ranks = self._control.ranks
-        self.ledger = Ledger.of(transport, self.gradients, tasks, ranks, observed=plan.bound is None)
+        self.ledger = Ledger.of(
+            *(transport, self.gradients, tasks, ranks), observed=plan.bound is None, reliable=self._reliable
+        )
         self.executor = HostExecutor(
             *(self.gradients, self._collectives, tasks, self._landed, context.failed, context.options.trace),
             ledger=self.ledger,

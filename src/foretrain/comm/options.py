@@ -176,7 +176,8 @@ class BoundedLoss:
             multiplied by N over how many ranks it is from. "feedback": a rank adds what was lost of its contribution to
             its next one (error feedback). The latter two need one hop from a rank to the sum: "transpose" or "ps".
         reliable_steps: of the first so many scheduled steps nothing is lost, nor of the observed ones.
-        reliable_bytes: tensors of at most so many bytes are never lost: biases and norms.
+        reliable_bytes: tensors of at most so many bytes are never lost, nor biases and norms of any size: parameters
+            of at most one dimension, and what `foretrain.Session.declare` names.
         ending: when a rank's contribution is over. "share": when 1 − p of it has come. "early_close": when all has come
             in the time that it took before, or 1 − p later on, or the deadline has passed (LTP, arXiv 2305.04279).
             "adaptive_timeout": by timeouts alone, which need ``tolerance`` above 0 (OptiReduce, arXiv 2310.06993).

@@ -28,7 +28,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from statistics import median
 from types import TracebackType
@@ -79,6 +79,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("foretrain")
 
 _DEFAULT_TIMEOUTS = Timeouts()
+_TOTALS_WAIT = 5.0
+"""Seconds for which rank 0 waits, when it closes, for what the others have lost."""
 _KEPT, _FEWEST = 200, 5
 """Iterations whose times are kept, and how many a median needs."""
 
@@ -235,19 +237,23 @@ class Session:
 
     # ── for callers ──
 
-    def declare(self, tensors: Sequence[tuple[str, int, Dtype]], *, ordered: bool = True) -> tuple[CommTask, ...]:
+    def declare(
+        self, tensors: Sequence[tuple[str, int, Dtype]], *, ordered: bool = True, reliable: Collection[str] = ()
+    ) -> tuple[CommTask, ...]:
         """Declare the gradients of the model, once, before the first step. Collective.
 
         Args:
             tensors: name, bytes and type of each.
             ordered: whether they are listed in the order of their first use; else that order is observed, from the
                 calls of `CommTask.wait` in the first steps.
+            reliable: names of tensors of which `BoundedLoss` loses nothing, whatever their size: biases and norms.
 
         Returns:
             Their tasks, in the same order.
 
         Raises:
-            ConfigError: a tensor is declared twice, has another type than these, or no whole number of elements.
+            ConfigError: a tensor is declared twice, has another type than these, or no whole number of elements; or
+                one that is to be reliable is not declared.
             Disagreement: the ranks' tensors differ.
         """
         if self._tasks:
@@ -257,7 +263,11 @@ class Session:
         if not names or len(set(names)) < len(names):
             twice = next((name for name in names if names.count(name) > 1), "")
             raise ConfigError("tensors", twice, "is declared twice" if twice else "are none", "name each tensor once")
-        self.must_agree("tensor", [f"{task.name} {task.count} {task.dtype}" for task in tasks])
+        if missing := set(reliable).difference(names):
+            raise ConfigError("reliable", min(missing), "is no declared tensor", "name tensors that are declared")
+        kept = ["reliable " * (task.name in reliable) for task in tasks]
+        shown = zip(tasks, kept, strict=True)
+        self.must_agree("tensor", [f"{task.name} {task.count} {word}{task.dtype}" for task, word in shown])
         self._tasks, count = tasks, len(tasks)
         self._ordered = ordered
         self._in_flight = TasksInFlight(count, self.check)
@@ -270,7 +280,8 @@ class Session:
             self._trace.begin_forward()
         context = RuntimeContext(self._control, self._options, self._origin, self._fail, self.check)
         known: dict[str, tuple[int, Dtype]] = {task.name: (task.count, task.dtype) for task in tasks}
-        self._runtime = HostRuntime(context, self._control, self._towards, known, self._land)
+        chosen = {k for k, task in enumerate(tasks) if task.name in reliable}
+        self._runtime = HostRuntime(context, self._control, self._towards, known, self._land, chosen)
         self._runtime.begin()
         return tuple(self._tasks)
 
@@ -399,7 +410,8 @@ class Session:
     def close(self) -> None:
         """Wait for what is in flight, and end all threads and connections. Idempotent.
 
-        Rank 0 logs what an iteration took, beside its forecast and T*.
+        Rank 0 logs what an iteration took, beside its forecast and T*, and under `BoundedLoss` what all ranks have
+        lost, for whose counts it waits 5 s at most.
         """
         if self._closed:
             return
@@ -413,6 +425,8 @@ class Session:
         except BaseException as error:
             self._abandon(f"{type(error).__name__}: {error}")
             raise
+        if self.ledger is not None and self._failure is None:
+            self.ledger.gathered(self._control.collect(self.ledger.totals(), _TOTALS_WAIT))
         if self.rank == 0 and self._failure is None and len(self._begun) > _FEWEST and self.bound is not None:
             took = round(median(after - before for before, after in pairwise(self._begun)) * SECOND)
             said = outcome(took, self.forecast, self.bound)

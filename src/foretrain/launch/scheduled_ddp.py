@@ -47,6 +47,7 @@ from foretrain.plugins.torch.process_groups import prevent_destruction
 from foretrain.units import SECOND, format_time
 
 if TYPE_CHECKING:
+    from foretrain.comm.bounded.ledger import Ledger
     from foretrain.launch import LaunchSettings
     from foretrain.launch.ddp_adviser import DdpAdviser
     from foretrain.plugins.torch.attached_model import AttachedModel
@@ -123,6 +124,8 @@ class ModelRecord:
         self._last: float | None = None
         self._scheduled = False
         self._line: str | None = None
+        self._ledger: Ledger | None = None
+        """Of the runtime that is closed."""
 
     def tick(self) -> None:
         """Record the beginning of a step."""
@@ -147,19 +150,25 @@ class ModelRecord:
 
     def end(self, error: BaseException | None = None) -> None:
         """Close the runtime; after an ``error`` without waiting for other ranks."""
-        self._line = self.line()
+        if self._line is None:
+            self._line = self._described()
         if self.adviser is not None:
             self.adviser.close()
         attached, self.attached = self.attached, None
+        if attached is not None:
+            self._ledger = attached.ledger
         if attached is not None and error is not None:
             attached.__exit__(type(error), error, error.__traceback__)
         elif attached is not None:
             attached.close()
 
     def line(self) -> str:
-        """Return a line with schedule, steps, median and gap from T*."""
-        if self._line is not None:
-            return self._line
+        """Return a line with schedule, steps, median, gap from T*, and what was lost; of all ranks after `end`."""
+        described = self._line if self._line is not None else self._described()
+        ledger = self.attached.ledger if self.attached is not None else self._ledger
+        return described if ledger is None else f"{described}, {ledger.line()}"
+
+    def _described(self) -> str:
         times = [f"{self.steps} step{'s' if self.steps != 1 else ''}"]
         median = round(statistics.median(self._intervals) * SECOND) if self._intervals else None
         if self.attached is None:
@@ -174,8 +183,6 @@ class ModelRecord:
             from foretrain.comm.runtime_plan import outcome  # it loads the simulator
 
             times.append(outcome(median, self.attached.forecast, self.attached.bound))
-        if self.attached.ledger is not None:
-            times.append(self.attached.ledger.line())
         return f"{self.name} under {self.attached.schedule}: {', '.join(times)}"
 
 

@@ -87,7 +87,8 @@ class GradientStream:
         tensors: list[tuple[str, int, Dtype]] = [
             (each.name, int(np.prod(each.shape)) * each.dtype.itemsize, cast(Dtype, str(each.dtype))) for each in found
         ]
-        self._tasks = self.session.declare(tensors, ordered=ordered)
+        reliable = {each.name for each in found if len(each.shape) <= 1}  # biases and norms
+        self._tasks = self.session.declare(tensors, ordered=ordered, reliable=reliable)
         self._parameters = found
         return True
 

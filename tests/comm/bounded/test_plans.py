@@ -124,8 +124,58 @@ def test_losses_are_booked_to_tensors_and_ranks():
     work.finish([Loss(380, 100, 1), Loss(1000, 8, 0)], None)
     slices = [layout.place(0), layout.place(3)]  # 400 bytes, then 2000
     made.hint(slices)
-    assert made.line() == "nothing was lost"
+    assert made.line() == "nothing was lost as far as this rank knows"
     made.note(slices, work)
     assert made.lost.tolist() == [[0, 20], [0, 0], [0, 0], [8, 80]]
     assert [(entry.task, entry.source, entry.size) for entry in made.entries] == [(0, 1, 20), (3, 1, 80), (3, 0, 8)]
-    assert made.line() == "4.50% of the gradients' bytes were lost, most of layer3, layer0"
+    assert made.line() == "4.50% of the gradients' bytes were lost as far as this rank knows, most of layer3, layer0"
+
+
+def lossy(made, layout, task, size, source=1):
+    """Book an operation on ``task`` of which ``source`` lost ``size`` bytes."""
+    work = BoundedWork("all_reduce", np.zeros(TASKS[task].size // 4, np.float32))
+    work.finish([Loss(0, size, source)], None)
+    made.hint([layout.place(task)])
+    made.note([layout.place(task)], work)
+
+
+def test_tensors_that_must_arrive_do_whatever_their_size():
+    layout = HostGradients([100, 1000, 2, 500], ["float32"] * 4, [0, 1, 2, 3])
+    made = Ledger.of(BoundedLoss(reliable_bytes=8), layout, TASKS, 2, reliable={1})
+    assert made.hint([layout.place(0)._replace(end=1602)]).vital.tolist() == [[400, 4400], [4400, 4408]]
+
+
+@pytest.mark.parametrize(("over", "own"), [("transpose", "10.00%"), ("ps", "5.00%")])
+def test_shares_are_of_what_all_ranks_have_sent_to_whoever_sums(over, own):
+    """A server has the contributions of both ranks, a rank half of each."""
+    (layout, made), (_, other) = ledger(over=over), ledger(over=over)
+    lossy(made, layout, 0, 40)
+    assert made.line() == f"{own} of the gradients' bytes were lost as far as this rank knows, most of layer0"
+    lossy(other, layout, 0, 0)
+    for each in (made, other):
+        each.gathered([made.totals(), other.totals()])
+        assert each.line() == "5.00% of the gradients' bytes were lost, most of layer0"
+    made.gathered(None)
+    assert made.line().startswith("5.00% of the gradients' bytes were lost, ")
+
+
+def test_a_ledger_goes_on_where_the_job_s_last_one_ended():
+    layout, past = ledger(tolerance="auto", reliable_steps=1)
+    for _ in range(20):
+        for task in range(4):
+            lossy(past, layout, task, 4)
+    past.guard.alarms.append("step 3")
+    assert past.step == 20
+
+    tasks = (Task(0, "layer3", 2000, 0), Task(1, "layer4", 40, 1))
+    layout = HostGradients([500, 10], ["float32"] * 2, [0, 1])
+    made = Ledger.of(BoundedLoss("auto", reliable_steps=1), layout, tasks, 2, past=past)
+    assert made.names == ["layer3", "layer4", "layer0", "layer1", "layer2"]
+    assert made.lost.tolist() == [[0, 80], [0, 0], [0, 80], [0, 80], [0, 80]]
+    assert (made.step, made.sent, made.guard) == (20, past.sent, past.guard)
+    assert {made.hint([layout.place(0)._replace(end=510)]).tolerance for _ in range(16)} == {0.0}
+    assert made.step == 36
+    assert "1 times back to zero, last at step 3" in made.line()
+
+    fixed = Ledger.of(BoundedLoss(0.1, reliable_steps=1), layout, tasks, 2, past=past)
+    assert fixed.hint([layout.place(0)]).tolerance == 0.1

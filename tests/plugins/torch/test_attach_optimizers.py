@@ -12,6 +12,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from foretrain.comm.options import BoundedLoss
 from foretrain.plugins.torch import attach
 from tests.plugins.torch.models import (
     SMALL,
@@ -51,6 +52,32 @@ CASES = [
 def optimized(side, make, options):
     model = mlp()
     yield from loop(side, model, make(model.parameters(), **options))
+
+
+def unfreezing_under_bounded_loss():
+    """What must arrive, and the ledger before and after layers were unfrozen."""
+    model, optimizer = pair()
+    model[0].requires_grad_(False)
+    transport = BoundedLoss(reliable_bytes=0)
+    with attach(model, optimizer, schedule=SMALL, warmup=WARMUP, transport=transport) as job:
+        for step in range(2 * STEPS):
+            if step == STEPS:
+                before = job.ledger
+                model[0].requires_grad_(True)
+            objective(model(batch(step))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        after = job.ledger
+    vital = {name for name, vital in zip(after.names, after._vital, strict=True) if vital}
+    return vital, (before.step, after.step, after.sent - before.sent), after.line()
+
+
+def test_biases_arrive_and_counts_go_on_after_layers_were_unfrozen(ranks):
+    for vital, (before, after, sent), line in ranks(unfreezing_under_bounded_loss):
+        assert vital == {f"{layer}.bias" for layer in (0, 2, 4, 6)}
+        assert 0 < before < after
+        assert sent > 0
+        assert line == "nothing was lost"
 
 
 @same_as_ddp()

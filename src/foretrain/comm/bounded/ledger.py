@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -279,19 +279,30 @@ class Ledger:
         ranks: N.
         transport: what the job asked for.
         observed: whether steps are only observed, of which nothing is lost.
+        reliable: tasks of which nothing is lost, whatever their size.
+        past: the job's ledger until its tensors changed, which this one goes on with.
 
     Attributes:
         guard: of the tolerance, where the job asked for "auto".
-        lost: (tasks, ranks), bytes that were lost of each rank's contribution to sums that this rank computed, or, on
+        names: of the tensors: those of the tasks, then others that the job had before.
+        lost: (tensors, ranks), bytes that were lost of each rank's contribution to sums that this rank computed, or, on
             rank 0, its server.
         sent: bytes that were handed over.
-        entries: the latest losses, one after the other.
+        entries: the latest losses, one after the other, without those of ``past``.
     """
 
     def __init__(
-        self, layout: FlatLayout, tasks: Sequence[Task], ranks: int, transport: BoundedLoss, *, observed: bool = False
+        self,
+        layout: FlatLayout,
+        tasks: Sequence[Task],
+        ranks: int,
+        transport: BoundedLoss,
+        *,
+        observed: bool = False,
+        reliable: Collection[int] = (),
+        past: Ledger | None = None,
     ) -> None:
-        self._layout, self._tasks, self._transport, self._observed = layout, tasks, transport, observed
+        self._layout, self._transport, self._observed = layout, transport, observed
         self._whole = max(sum(task.size for task in tasks), 1)
         auto = transport.tolerance == "auto" and not observed
         self.guard = Guard(transport.reliable_steps) if auto else None
@@ -302,20 +313,49 @@ class Ledger:
         order = sorted(range(len(tasks)), key=lambda task: tasks[task].first_use)
         self._urgency = {task: place / len(tasks) for place, task in enumerate(order)}
         self._places = sorted((layout.place(task), task) for task in range(len(tasks)))
-        self._vital = [task.size <= transport.reliable_bytes for task in tasks]
+        self._vital = [task.size <= transport.reliable_bytes or task.index in reliable for task in tasks]
         self._known: dict[tuple[BufferSlice, ...], tuple[int, float, NDArray[np.int64]]] = {}
-        self.lost = np.zeros((len(tasks), ranks), np.int64)
-        self.sent = 0
+        self.names = [task.name for task in tasks]
+        self.names += [name for name in past.names if name not in self.names] if past is not None else []
+        self.lost = np.zeros((len(self.names), ranks), np.int64)
+        self.sent = self._sent_before = self._steps_before = 0
+        self._of_job: NDArray[np.int64] | None = None
+        """Sums over all ranks of what `totals` returns."""
         self.entries: deque[LossEntry] = deque(maxlen=_ENTRIES)
+        if past is not None:
+            self._go_on(past)
 
     @classmethod
     def of(
-        cls, transport: object, layout: FlatLayout, tasks: Sequence[Task], ranks: int, *, observed: bool = False
+        cls,
+        transport: object,
+        layout: FlatLayout,
+        tasks: Sequence[Task],
+        ranks: int,
+        *,
+        observed: bool = False,
+        reliable: Collection[int] = (),
+        past: Ledger | None = None,
     ) -> Ledger | None:
-        """Return the ledger that a ``transport`` needs, if any; where steps are only ``observed``, nothing is lost."""
+        """Return the ledger that a ``transport`` needs, if any; arguments are those of a ledger."""
         if not isinstance(transport, BoundedLoss):
             return None
-        return cls(layout, tasks, ranks, transport, observed=observed)
+        return cls(layout, tasks, ranks, transport, observed=observed, reliable=reliable, past=past)
+
+    def _go_on(self, past: Ledger) -> None:
+        """Begin with what ``past`` ended with."""
+        for name, lost in zip(past.names, past.lost, strict=True):
+            self.lost[self.names.index(name)] = lost
+        self.sent = self._sent_before = past.sent
+        self._steps_before = past.step
+        if self.guard is not None and past.guard is not None:
+            self.guard = past.guard
+            self.guard.begin_anew(self._steps_before)
+
+    @property
+    def step(self) -> int:
+        """Return the present step, counted from the first scheduled one of the job."""
+        return self._steps_before + (self.sent - self._sent_before) // self._whole
 
     def hint(self, slices: Sequence[BufferSlice]) -> Hint:
         """Return what a transport should know of an operation on ``slices`` of one buffer, one after the other.
@@ -329,7 +369,7 @@ class Ledger:
             vital = [(first, behind) for task, first, behind in parts if self._vital[task]]
             self._known[key] = len(self._known), urgency, np.array(vital, np.int64).reshape(-1, 2)
         slot, urgency, vital = self._known[key]
-        step = self.sent // self._whole
+        step = self.step
         self.sent += self._bytes(slices)
         if self.guard is not None:
             self._asked[slot].append(step)
@@ -359,19 +399,36 @@ class Ledger:
     def observe_loss(self, value: float) -> None:
         """Show the guard the model's loss of this step, if there is a guard; ranks may show different ones."""
         if self.guard is not None:
-            self.guard.observe(self.sent // self._whole, "loss", value)
+            self.guard.observe(self.step, "loss", value)
+
+    def totals(self) -> list[int]:
+        """Return bytes that this rank has handed over, and that its sums have lost of each tensor."""
+        return [self.sent, *self.lost.sum(1).tolist()]
+
+    def gathered(self, rows: Sequence[Sequence[int]] | None) -> None:
+        """Let `line` speak for the whole job: ``rows`` are all ranks' `totals`, or None where some are not known."""
+        if rows is not None:
+            self._of_job = np.array(rows, np.int64).sum(0)
 
     def line(self) -> str:
-        """Return one line for people: how much was lost, and of which tensors most."""
-        total = int(self.lost.sum())
+        """Return one line for people: how much was lost, and of which tensors most.
+
+        It is of this rank's sums, or of its server's, and of the whole job once all ranks' are `gathered`.
+        """
         guarded = f"; tolerance {self.guard.tolerance:.2%}" if self.guard is not None else ""
         if self.guard is not None and self.guard.alarms:
             guarded += f", {len(self.guard.alarms)} times back to zero, last at {self.guard.alarms[-1]}"
-        if not total or not self.sent:
-            return "nothing was lost" + guarded
-        by_task = self.lost.sum(1)
-        worst = [self._tasks[task].name for task in np.argsort(-by_task)[:3] if by_task[task]]
-        return f"{total / self.sent:.2%} of the gradients' bytes were lost, most of {', '.join(worst)}{guarded}"
+        served = self._transport.over == "ps"
+        if self._of_job is not None:
+            sent, by_task, whose = int(self._of_job[0]), self._of_job[1:], ""
+        else:  # of what N ranks have sent, this one sums an Nth, but a server everything
+            sent, by_task = self.sent * (self.lost.shape[1] if served else 1), self.lost.sum(1)
+            whose = " as far as this rank knows"
+        total = int(by_task.sum())
+        if not total or not sent:
+            return f"nothing was lost{whose}{guarded}"
+        worst = [self.names[task] for task in np.argsort(-by_task)[:3] if by_task[task]]
+        return f"{total / sent:.2%} of the gradients' bytes were lost{whose}, most of {', '.join(worst)}{guarded}"
 
     def _show(self, guard: Guard, step: int, slices: Sequence[BufferSlice], energy: float) -> None:
         """Add to the norm of ``step``'s sums; show it to ``guard`` once the step is over."""

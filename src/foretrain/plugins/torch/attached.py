@@ -244,6 +244,11 @@ class Attached(AttachedModel[RuntimeParts]):
         super()._restart()
 
     def _release_groups(self) -> None:
+        if self.ledger is not None:
+            rows = self._groups.gathered(self.ledger.totals(), self._options.peer_timeout)
+            self.ledger.gathered(rows)
+            if rows is None:
+                return  # no barrier would come to its end, either
         self._groups.release(self._options.peer_timeout, together=not self.asynchronous)
 
     # ── calls of `process_groups` ──
@@ -304,7 +309,11 @@ class Attached(AttachedModel[RuntimeParts]):
             # All ranks must have stopped their heartbeats before anything else is sent on these links.
             self._control.all_true(True)
         gradients = self._flat_buffers(plan)
-        self.ledger = Ledger.of(transport, gradients, plan.job.tasks, self.ranks)
+        # Biases and norms, of whatever size: there is no other sign of them that all models have.
+        reliable = {task for task, parameter in enumerate(parameters) if parameter.ndim <= 1}
+        self.ledger = Ledger.of(
+            *(transport, gradients, plan.job.tasks, self.ranks), reliable=reliable, past=self.ledger
+        )
         known = (links, self._collectives, self.ledger)
         parts = assemble(context, parameters, gradients, plan, self._groups.gradients, *known)
         return parts, gradients.views

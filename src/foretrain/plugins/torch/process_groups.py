@@ -70,6 +70,19 @@ class Groups:
         """Return whether the ranks train in ``group``; None is all groups."""
         return group is None or group in (dist.group.WORLD, self._parent)
 
+    def gathered(self, values: Sequence[int], timeout: float) -> list[list[int]] | None:
+        """Return every rank's ``values``, of equal length; None if that takes ``timeout`` s, or a rank has gone."""
+        own = torch.tensor(list(values), dtype=torch.int64)
+        rows = [torch.empty_like(own) for _ in range(dist.get_world_size(self.control))]
+        try:
+            work = dist.all_gather(rows, own, group=self.control, async_op=True)
+            if work is not None:
+                work.wait(timedelta(seconds=timeout))
+        except (RuntimeError, ValueError) as error:
+            logger.debug("not all ranks said what they have lost: %s", error)
+            return None
+        return [row.tolist() for row in rows]
+
     def release(self, timeout: float, *, together: bool = True) -> None:
         """Destroy the groups, with ``together`` after a barrier of all ranks; keep them if that takes ``timeout`` s."""
         try:
