@@ -2,7 +2,8 @@
 
     forecast(place, sizes, "bytescheduler", BoundedLoss(0.01), overheads)     # seconds of a step
 
-hosts        what a `Place` says, at one switch, whose links have the lab's rate, queue and losses
+hosts        what a `Place` says, at one switch, whose links have the lab's rate, queue and losses; with bands the
+             switch, but no host, drops what may be dropped when more waits than the lab's short queue holds
 schedule     the project's own policy, in the training loop of its simulator, without a barrier, as the session's
 operations   `BoundedLoss`: the stages of `foretrain.comm.bounded.plans`, each when all of the one before has come,
              under the simulated `Bounded`, as many at once as the schedule starts. `AllReduce`: a ring under NewReno,
@@ -33,11 +34,13 @@ from foretrain.comm.bounded.collectives import SETTINGS
 from foretrain.comm.bounded.engine import HEADER
 from foretrain.comm.bounded.plans import stages
 from foretrain.comm.options import AllReduce, BoundedLoss
+from foretrain.lab.conditions import MTU, spare_of
 from foretrain.lab.host import SOURCES
 from foretrain.lab.sender import PERIOD
 from foretrain.network.fabrics.clos import star
 from foretrain.network.packet import LinkLosses, Packets, Queues
 from foretrain.network.packet.online_simulator import Online
+from foretrain.network.packet.port_config import UNLIMITED
 from foretrain.network.packet.transports.transport import NewReno, Transport
 from foretrain.network.program import Program, ProgramHandle
 from foretrain.network.program import place as placed
@@ -53,7 +56,6 @@ from foretrain.workload.step import Gradient, Layer, Workload
 if TYPE_CHECKING:
     from bounded import Place
 
-_MTU = 9000
 _LATENCY: Time = 5 * MICROSECOND
 """Of a virtual cable, and the thread behind it."""
 _MESSAGE = 64
@@ -65,6 +67,8 @@ _FASTEST = 6.25e8
 """Bytes/s where a lab has no rate."""
 _ITEM, _MOST_LOST = 4, 8
 """Bytes of an element, and the share of an array's packets that may be lost, as in engine.cpp."""
+_IMPORTANT = 0.5
+"""Share of an array's packets that no switch drops first, where they are told by magnitude or layer."""
 _HELD: Time = MILLISECOND
 """How long packets wait that count as marked, as in engine.cpp, Note [Delay]."""
 _FULL = 110
@@ -168,6 +172,13 @@ def rate_of(place: Place) -> float:
     return parse_rate(place.rate) if place.rate != "none" else _FASTEST
 
 
+def switch_queues(place: Place, transport: AllReduce | BoundedLoss) -> Queues:
+    """Return the queues of a port of the switch, as the lab has them."""
+    limit = max(_LEAST_QUEUE, round(_QUEUE * rate_of(place)))
+    selective = place.bands > 1 and isinstance(transport, BoundedLoss)  # TCP has no marks
+    return Queues(limit=limit, spare=spare_of(limit) if selective else UNLIMITED)
+
+
 def _steps(job: Job, work: Workload, schedule: str, carrier: _Carrier, steps: int) -> list[float]:
     """Return the seconds of each step after the first two."""
     policy = spec(schedule).build(job)
@@ -233,7 +244,7 @@ class _Lab:
             where,
             transport=carried,
             hosts=Queues(mark_from=held, mark_to=held),
-            switches=Queues(limit=max(_LEAST_QUEUE, round(_QUEUE * rate))),
+            switches=switch_queues(place, transport),
             losses=dict.fromkeys(into, losses) if losses else None,
             seed=seed,
         )
@@ -320,20 +331,29 @@ def _simulated(transport: AllReduce | BoundedLoss, loss: float, rate: float) -> 
         window = _FULL if not loss else max(2, min(_FULL, round(1.22 / loss**0.5)))
         most = min(2 * window, _FULL)
         return NewReno(
-            payload=_MTU - 52,
+            payload=MTU - 52,
             header=66,
             reply=66,
             first_window=window,
             most=most,
-            least_timeout=round(2 * most * (_MTU + 14) / rate * SECOND),
+            least_timeout=round(2 * most * (MTU + 14) / rate * SECOND),
             reordering=1,
         )
-    payload = min(8192, _MTU - HEADER - 28) // 16 * 16
+    payload = min(8192, MTU - HEADER - 28) // 16 * 16
     signal = HEADER + 28 + 14
     packet = payload + signal
     until_marked = _HELD * rate / SECOND + 2 * packet
     window = min(SETTINGS.first_window, max(2, round(until_marked / packet)))
-    return replace(SETTINGS, payload=payload, header=signal, reply=signal, prompt=True, first_window=window)
+    important = 0.0 if transport.droppable == "packet" else _IMPORTANT
+    return replace(
+        SETTINGS,
+        payload=payload,
+        header=signal,
+        reply=signal,
+        prompt=True,
+        first_window=window,
+        important=important,
+    )
 
 
 def _link_to(topology: Topology, node: int) -> int:

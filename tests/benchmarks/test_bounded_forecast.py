@@ -6,6 +6,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 import pytest
 
 from foretrain.comm.options import AllReduce, BoundedLoss
+from foretrain.network.packet.port_config import UNLIMITED
 from tests.examples.torchrun import ROOT
 
 RATE, SIZE = 1.25e8, 2_000_000
@@ -56,6 +57,17 @@ def test_bursts_of_others_leave_what_is_not_theirs_of_a_link(bounded, transport)
     found = bench.forecast(place, [5 * SIZE], "fifo", how)
 
     assert found == pytest.approx(5 * SIZE / share / RATE / 0.6, rel=0.06)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("bands", [1, 3])
+def test_the_switch_drops_selectively_what_the_labs_does(bounded, transport, bands):
+    (place_of, bench), (how, _) = bounded, TRANSPORTS[transport]
+
+    found = bench.switch_queues(place_of("lossy", 2, "300Mbps", bands=bands), how)
+
+    marked = transport == "bounded" and bands > 1
+    assert (found.limit, found.spare) == (2**19, 16 * 9014 if marked else UNLIMITED)
 
 
 @pytest.mark.parametrize("rate", [0.1 * RATE, 0.3 * RATE, 10 * RATE])
