@@ -166,6 +166,24 @@ def test_megatrons_map_gives_permuted_rows_their_number() -> None:
     assert len(rows) == len(kept) == per_expert.sum().item() == tokens * top
 
 
+@pytest.mark.parametrize("experts", ["balanced", "lognormal(1)"])
+def test_choices_that_were_gathered_from_all_ranks_have_the_loads_of_all(experts: str) -> None:
+    def gathered() -> None:
+        scores = torch.randn(4096, 8, device="cuda")
+        chosen = scores.topk(2).indices
+        routed = torch.zeros_like(scores).int().scatter(1, chosen, 1).bool()  # as Megatron-LM's all-gather dispatcher
+        loads = [2 * load for load in routed.sum(dim=0).tolist()]
+        maps = torch.empty(2 * 4096, 8, dtype=torch.bool, device="cuda")
+        dist.all_gather_into_tensor(maps, routed)
+        first = 4 * dist.get_rank()
+        assert maps[:, first : first + 4].sum(dim=0).tolist() == loads[first : first + 4]
+        choices = torch.empty(2 * 4096, 2, dtype=torch.int64, device="cuda")
+        dist.all_gather_into_tensor(choices, chosen)
+        assert choices.flatten().bincount(minlength=8).tolist() == loads
+
+    simulate("dgx-h100:1,ranks=0-1", gathered, options=("--experts", experts, "--live", "all"))
+
+
 @on_gpus("--experts", "lognormal(1)", "--steps", 2)
 def test_a_recomputed_layer_draws_the_same_loads() -> None:
     from torch.utils.checkpoint import checkpoint
@@ -250,6 +268,45 @@ def test_routers_of_a_pipelines_stages_are_numbered_one_after_the_other(tmp_path
             assert loads[0, step] == loads[1, step] != loads[2, step] == loads[3, step]
         assert ended.numbers["experts"]["routers"] == 2
     assert loads[2, 0] == [0, 0, 512, 512, 512, 512, 1024, 1024]
+
+
+def interleaved() -> None:
+    from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+
+    drawn: list[tuple[int, ...]] = []
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.router = nn.Linear(64, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            weights, chosen = self.router(x).topk(2)
+            drawn.append(tuple(chosen.flatten().bincount(minlength=8).tolist()))
+            return x * weights.sum(-1, keepdim=True)
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    layers = [Layer().cuda() for _ in range(2)]
+    device = torch.device("cuda")
+    stages = [PipelineStage(layer, rank + world * k, 2 * world, device) for k, layer in enumerate(layers)]
+    schedule = ScheduleInterleaved1F1B(stages, 4, loss_fn=lambda output, target: output.sum())
+    optimizer = torch.optim.SGD([weight for layer in layers for weight in layer.parameters()])
+    for _ in range(2):
+        drawn.clear()
+        x = torch.randn(4096, 64, device="cuda")
+        if rank:
+            schedule.step(target=x)
+        else:
+            schedule.step(x)
+        optimizer.step()
+    print(json.dumps({"rank": rank, "loads": sorted(set(drawn))}), flush=True)
+
+
+def test_interleaved_stages_draw_loads_of_their_own_for_all_micro_batches() -> None:
+    ended = simulate("dgx-h100:1,ranks=0-1", interleaved, options=("--experts", "lognormal(1)"))
+    assert ended.numbers["experts"]["routers"] == 4
+    loads = {line["rank"]: line["loads"] for line in ended.lines}  # the last start's
+    assert len({tuple(load) for rank in (0, 1) for load in loads[rank]}) == 4
 
 
 @pytest.mark.parametrize(

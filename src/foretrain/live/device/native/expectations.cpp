@@ -47,11 +47,19 @@ std::optional<Portion> portion_of(const Tensor& map, const Choice& choice) {
   return portion;
 }
 
+// How often each expert is among `total` choices: those of each rank are the same, and so are rounded.
+Loads loads_of(const Choice& choice, std::int64_t total) {
+  auto ranks = total % choice.ranks ? 1 : choice.ranks;
+  auto loads = loads_of_draw(choice.draw, choice.experts, total / ranks, choice.top);
+  for (auto& load : loads) load *= ranks;
+  return loads;
+}
+
 // How many ones each expert has in a map of which `map` shows a portion.
 Loads loads_in(const Tensor& map, const StorageBlock& block, const Portion& portion) {
   auto tokens = map.numel() / portion.count;
   auto total = std::llround(block.ones * static_cast<double>(tokens * block.choice.experts));
-  return loads_of_draw(block.choice.draw, block.choice.experts, total, block.choice.top);
+  return loads_of(block.choice, total);
 }
 
 Tensor unknown(c10::IntArrayRef sizes, at::ScalarType type) {
@@ -85,7 +93,7 @@ Tensor counted(const Tensor& chosen, std::int64_t experts, at::ScalarType type) 
   auto counts = balanced(total, {experts}, type);
   if (!has_loads(chosen, experts)) return counts;
   const auto& choice = block_of(chosen)->choice;
-  auto loads = loads_of_draw(choice.draw, choice.experts, total, choice.top);
+  auto loads = loads_of(choice, total);
   at::AutoDispatchBelowADInplaceOrView below;
   on_cpu(counts).copy_(at::tensor(loads, at::kLong));
   return counts;
@@ -210,7 +218,7 @@ Results is_expert(Arguments arguments) {
   auto expert = arguments[1].toScalar().toLong();
   const auto& choice = block->choice;
   if (expert < 0 || expert >= choice.experts) return {};
-  auto loads = loads_of_draw(choice.draw, choice.experts, values.numel(), choice.top);
+  auto loads = loads_of(choice, values.numel());
   auto mask = unknown(values.sizes(), at::kBool);
   if (auto made = block_of(mask))
     made->ones = static_cast<double>(loads[static_cast<std::size_t>(expert)]) / static_cast<double>(values.numel());
@@ -351,6 +359,15 @@ Choice copied_choice(const Tensor& target, const Tensor& source) {
   if (!portion || portion->dim < 0 || portion->count != choice.experts) return {};
   choice.stride = target.stride(portion->dim);
   return choice;
+}
+
+void keep_choices(const Tensor& gathered, const Tensor& part) {
+  auto from = block_of(part), to = block_of(gathered);
+  if (!from || !to || to->real || to->pending || !part.is_contiguous() || !gathered.is_contiguous()) return;
+  if (from->bytes != part.nbytes() || to->bytes != gathered.nbytes()) return;
+  to->ones = from->ones;
+  to->choice = from->choice;
+  to->choice.ranks *= std::max<std::int64_t>(gathered.numel() / std::max<std::int64_t>(part.numel(), 1), 1);
 }
 
 void expand_masks(const std::string& name, c10::IValue* arguments) {

@@ -39,6 +39,9 @@ Choice choice_of(const std::string& name, c10::ArrayRef<c10::IValue> arguments);
 // What `target` holds that `source` is copied to.
 Choice copied_choice(const at::Tensor& target, const at::Tensor& source);
 
+// Remember in `gathered`, which is not computed, what a router has chosen in `part`: members choose alike.
+void keep_choices(const at::Tensor& gathered, const at::Tensor& part);
+
 // Null for operators that need none. `name` is with namespace and overload.
 Expectation expectation_of(const std::string& name, const std::string& overload);
 

@@ -15,6 +15,7 @@
 #include <optional>
 
 #include "device.hpp"
+#include "expectations.hpp"
 #include "memory.hpp"
 
 namespace foretrain {
@@ -565,7 +566,9 @@ class Group final : public c10d::Backend {
 
   // Members may give tensors of different sizes, which NCCL then broadcasts one by one: all have room for all.
   WorkPtr gather_all(OpType type, const Tensors& outputs, const Tensors& inputs, bool async) {
-    return post(type, wire::ALL_GATHER, bytes_of(outputs), inputs, outputs, concatenation(outputs, inputs), async);
+    auto work = post(type, wire::ALL_GATHER, bytes_of(outputs), inputs, outputs, concatenation(outputs, inputs), async);
+    for (const auto& output : outputs) keep_choices(output, inputs[0]);
+    return work;
   }
 
   // `inputs` are one for each member, of whatever sizes, or one for all.

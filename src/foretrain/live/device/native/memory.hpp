@@ -31,6 +31,7 @@ struct Choice {
   std::int64_t experts = 0;  // that it chooses from
   std::int64_t top = 1;      // that it chooses for each token
   std::int64_t stride = 0;   // of a map: element i is of expert i / stride % experts; 0 where elements are experts' numbers
+  std::int64_t ranks = 1;    // whose choices are here, gathered from all
 };
 
 // Memory behind a storage. Values, where there are any, are in ordinary memory.
