@@ -30,7 +30,13 @@ from torch.utils._triton import has_triton_package
 
 from foretrain.live.device import import_without, put
 
-VERSIONS = {"apex": "0.1", "flash_attn": "2.8.3", "transformer_engine": "2.9.0", "triton": "3.7.0"}
+VERSIONS = {
+    "apex": "0.1",
+    "deep_ep": "1.2.1",
+    "flash_attn": "2.8.3",
+    "transformer_engine": "2.9.0",
+    "triton": "3.7.0",
+}
 """The libraries, and the versions whose interfaces the stand-ins have."""
 _EXTENSIONS = {"fused_weight_gradient_mlp_cuda": "apex"}
 """Modules that stand beside their library."""
