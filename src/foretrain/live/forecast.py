@@ -60,7 +60,7 @@ class PeakMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class SavedCheckpoint:
     """What the script saved after a step.
 
     Attributes:
@@ -84,7 +84,7 @@ _LEAST_CHECKPOINT = 0.01
 """Bytes of all ranks over those of a GPU's parameters from which on files are a checkpoint, and not e.g. a loss."""
 
 
-def _checkpoints(rank_traces: Mapping[int, RankTrace], members: Mapping[int, int]) -> Iterator[Checkpoint]:
+def _checkpoints(rank_traces: Mapping[int, RankTrace], members: Mapping[int, int]) -> Iterator[SavedCheckpoint]:
     """Yield the checkpoints, by step; see Note [Shares of a checkpoint] in `foretrain.live.device.checkpoints`."""
     breakdowns = [rank_trace.memory.get("breakdown", {}) for rank_trace in rank_traces.values()]
     least = _LEAST_CHECKPOINT * max((breakdown.get("parameters", 0) for breakdown in breakdowns), default=0)
@@ -104,7 +104,7 @@ def _checkpoints(rank_traces: Mapping[int, RankTrace], members: Mapping[int, int
             times[rank] += save.time
         if total < least:
             continue
-        yield Checkpoint(
+        yield SavedCheckpoint(
             step,
             tuple(dict.fromkeys(f"{save.call} at {save.line}" for _, save in saves)),
             total,
@@ -183,7 +183,7 @@ class Forecast:
     unknown: tuple[str, ...]
     wall: float
     stack_range: float = 0.0
-    checkpoints: tuple[Checkpoint, ...] = ()
+    checkpoints: tuple[SavedCheckpoint, ...] = ()
 
     @property
     def saves_always(self) -> bool:
