@@ -107,6 +107,14 @@ def layer() -> None:
     received, choices, shares, loads, handle = Dispatch.apply(x, chosen, weights)
     assert len(received) == len(choices) == len(shares)
     assert max(loads) <= len(received) <= min(sum(loads), ranks * tokens)
+    # Megatron-LM's map of received tokens and experts, and its rows by expert.
+    mask = choices != -1
+    rows = torch.arange(len(choices), device="cuda").repeat_interleave(mask.sum(dim=1))
+    assert len(choices[mask]) == len(rows) == sum(loads)
+    routed = torch.zeros(len(choices), here, dtype=torch.long, device="cuda")
+    routed[rows, choices[mask]] = 1
+    each = torch.arange(len(choices), device="cuda").unsqueeze(0).expand(here, -1)
+    assert len(each.masked_select(routed.bool().T.contiguous())) == sum(loads)
     total = torch.tensor([sum(loads), len(received)], device="cuda")
     dist.all_reduce(total)
     assert total[0].item() == ranks * tokens * top

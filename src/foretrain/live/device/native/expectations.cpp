@@ -173,6 +173,43 @@ Results scatter(Arguments arguments) { return scatter_one(arguments, false); }
 
 Results scatter_(Arguments arguments) { return scatter_one(arguments, true); }
 
+// (target, indices of all dimensions, the number 1, accumulate).
+Results index_put_(Arguments arguments) {
+  const Tensor &target = arguments[0].toTensor(), &value = arguments[2].toTensor();
+  auto indices = arguments[1].toListRef();
+  bool whole = static_cast<std::int64_t>(indices.size()) == target.dim() && !arguments[3].toBool() && target.numel() &&
+               std::all_of(indices.begin(), indices.end(), [](const IValue& index) {
+                 return index.isTensor() && index.toTensor().defined() && index.toTensor().scalar_type() == at::kLong;
+               });
+  if (!whole || !at::isIntegralType(target.scalar_type(), true) || value.numel() != 1) return {};
+  at::AutoDispatchBelowADInplaceOrView below;
+  if (!value.is_cpu() && !has_values(value)) return {};
+  if ((value.is_cpu() ? value : on_cpu(value)).item().toDouble() != 1) return {};
+  lose(target);
+  if (auto block = block_of(target); block && block->bytes == target.nbytes())
+    block->ones = std::min(1.0, static_cast<double>(indices[0].toTensor().numel()) / static_cast<double>(target.numel()));
+  return {target};
+}
+
+// (values, number): of a tensor of which some elements are known to have been set, and are not `number`, 0 or -1.
+Results is_not(Arguments arguments) {
+  const Tensor& values = arguments[0].toTensor();
+  auto block = block_of(values);
+  auto number = arguments[1].toScalar().toDouble();
+  if (!block || block->ones == 0 || (number != 0 && number != -1)) return {};
+  auto mask = unknown(values.sizes(), at::kBool);
+  if (auto made = block_of(mask)) made->ones = block->ones;
+  return {mask};
+}
+
+// (repeats, output_size).
+Results repeat_interleave(Arguments arguments) {
+  const Tensor& repeats = arguments[0].toTensor();
+  auto block = block_of(repeats);
+  if (!block || block->mean == 0 || !arguments[1].isNone()) return {};
+  return {unknown({std::llround(block->mean * static_cast<double>(repeats.numel()))}, repeats.scalar_type())};
+}
+
 // (values, dims, keepdim, dtype).
 Results sum(Arguments arguments) {
   const Tensor& values = arguments[0].toTensor();
@@ -190,7 +227,12 @@ Results sum(Arguments arguments) {
   }
   auto type = at::isIntegralType(values.scalar_type(), true) ? at::kLong : values.scalar_type();
   if (!arguments[3].isNone()) type = arguments[3].toScalarType();
-  if (c10::multiply_integers(shape) * c10::elementSize(type) > static_cast<std::int64_t>(SMALL)) return {};
+  if (c10::multiply_integers(shape) * c10::elementSize(type) > static_cast<std::int64_t>(SMALL)) {
+    auto counts = unknown(shape, type);
+    if (auto made = block_of(counts))
+      made->mean = static_cast<double>(chosen(values)) / static_cast<double>(counts.numel());
+    return {counts};
+  }
   auto counts = balanced(chosen(values), shape, type);
   auto portion = portion_of(values, block->choice);
   if (!portion || portion->dim < 0 || summed[static_cast<std::size_t>(portion->dim)]) return {counts};
@@ -307,6 +349,10 @@ Expectation expectation_of(const std::string& name, const std::string& overload)
       {"aten::eq.Scalar", &is_expert},
       {"aten::scatter.value", &scatter},
       {"aten::scatter_.value", &scatter_},
+      {"aten::ne.Scalar", &is_not},
+      {"aten::_index_put_impl_", &index_put_},
+      {"aten::index_put_", &index_put_},
+      {"aten::repeat_interleave.Tensor", &repeat_interleave},
       {"aten::sum", &sum_of_all},
       {"aten::sum.dim_IntList", &sum},
       {"aten::_unique2", &unique},

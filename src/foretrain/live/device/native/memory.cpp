@@ -359,7 +359,7 @@ at::Tensor on_cpu(const at::Tensor& tensor) {
 void set_real(const at::Tensor& tensor, bool real) {
   if (auto block = block_of(tensor)) {
     block->real = real;
-    block->ones = 0;
+    block->ones = block->mean = 0;
     block->choice = {};
   }
 }
@@ -367,7 +367,7 @@ void set_real(const at::Tensor& tensor, bool real) {
 void lose(const at::Tensor& tensor) {
   if (auto block = block_of(tensor)) {
     block->real = false;
-    block->ones = 0;
+    block->ones = block->mean = 0;
     block->choice = {};
     block->pending = nullptr;
     std::free(std::exchange(block->values, nullptr));

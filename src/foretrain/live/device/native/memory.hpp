@@ -42,6 +42,7 @@ struct StorageBlock {
   bool charged = false;
   bool real = false;     // the values are what a GPU would have computed
   double ones = 0;       // share of its elements that are 1, if all others are 0 and which they are is not known; else 0
+  double mean = 0;       // of its elements, if they are numbers of ones in parts of such a tensor; else 0
   Choice choice;
   char* values = nullptr;
   std::shared_ptr<Delivery> pending;

@@ -239,10 +239,14 @@ class Buffer:
             assert num_tokens_per_expert is not None, "dispatch needs num_tokens_per_expert, or a handle"
             assert topk_idx is not None, "a simulated dispatch needs topk_idx, or a handle"
             handle, per_expert = self._exchange_counts(len(parts[0]), num_tokens_per_expert, topk_idx.shape[1])
-            per_expert = [-(-count // expert_alignment) * expert_alignment for count in per_expert]
         given = *parts, topk_idx, topk_weights
         arriving = [None if one is None else one.new_empty(sum(handle.received), *one.shape[1:]) for one in given]
+        if per_expert is not None and topk_idx is not None and any(per_expert):  # as many are not -1
+            received: Any = arriving[-2]
+            received.view(-1).scatter_(0, received.new_empty(1).expand(sum(per_expert)), 1)
         _, event = self._send(given, arriving, handle.sent, handle.received, previous_event, async_finish)
+        if per_expert is not None:
+            per_expert = [-(-count // expert_alignment) * expert_alignment for count in per_expert]
         *made, choices, weights = arriving
         tokens = tuple(made) if isinstance(x, tuple) else made[0]
         return tokens, choices, weights, per_expert, None if per_expert is None else handle, event
