@@ -36,8 +36,14 @@ class Ended:
 
     @property
     def lines(self) -> list[Any]:
-        """What the script has printed as JSON."""
-        return [json.loads(line) for line in self.out.splitlines() if line.startswith("{")]
+        """What ranks have printed as JSON, two perhaps in a line: Python without buffers writes its end by itself."""
+        found, decoder = [], json.JSONDecoder()
+        for line in self.out.splitlines():
+            at = 0
+            while line.startswith("{", at):
+                value, at = decoder.raw_decode(line, at)
+                found.append(value)
+        return found
 
 
 def command(cluster: str, script: object, *arguments: object, options: Sequence[object] = ()) -> list[str]:
