@@ -53,6 +53,7 @@ KEPT = HERE / "data/search.json"
 """Whole simulations of all recipes of the spaces below."""
 LEAST = 4
 """Runs that make a ranking."""
+_YES = {True: "yes", False: "no "}
 
 
 @dataclass(frozen=True)
@@ -215,11 +216,12 @@ def searched(case: Case) -> Outcome:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Published runs that differ in their recipe alone, and how forecasts rank them.
+    """Published runs that differ in their recipe alone, and how forecasts rank them, by the time of a token.
 
     Attributes:
         name: of the model and the GPUs.
         runs: how many there are.
+        batches: how many batches there are among them; where it is more than one, recipes differ in that as well.
         top: whether the fastest as measured is among the first three as forecast; always where there are three.
         first: measured time of the recipe that is forecast to be fastest, over that of the fastest as measured.
         three: the same of the best of the first three, for who measures these.
@@ -229,6 +231,7 @@ class Ranking:
 
     name: str
     runs: int
+    batches: int
     top: bool
     first: float
     three: float
@@ -240,14 +243,16 @@ def published() -> Iterator[Ranking]:
     """Yield rankings of the runs whose forecasts benchmarks/accuracy.py has kept."""
     rows = {row.id: row for row in read()[0]}
     groups: dict[object, list[tuple[float, float]]] = defaultdict(list)
+    batches: dict[object, set[float]] = defaultdict(set)
     for line in FORECASTS.read_text(encoding="utf-8").splitlines():
         one = json.loads(line)
         if one["failure"] or one["id"] not in rows:
             continue
         row = rows[one["id"]]
         sequence = row.argv[row.argv.index("--sequence") + 1]
-        key = (row.family, row.model, row.precision, f"{row.ranks} {row.gpu}", row.tokens, sequence)
-        groups[key].append((one["predicted"], one["measured"]))
+        key = (row.family, row.model, row.precision, f"{row.ranks} {row.gpu}", sequence)
+        groups[key].append((one["predicted"] / row.tokens, one["measured"] / row.tokens))
+        batches[key].add(row.tokens)
     for key, pairs in sorted(groups.items(), key=str):
         if len(pairs) < LEAST:
             continue
@@ -259,7 +264,7 @@ def published() -> Iterator[Ranking]:
         apart = [(one - other) ** 2 / 2 for one, other in itertools.combinations(errors, 2)]
         shared = 1 - sum(apart) / len(apart) / (sum(error**2 for error in errors) / len(errors))
         name = ", ".join(map(str, key[:4])) if isinstance(key, tuple) else ""
-        yield Ranking(name, len(pairs), three == 1, first, three, rank, shared)
+        yield Ranking(name, len(pairs), len(batches[key]), three == 1, first, three, rank, shared)
 
 
 def own_options(parser: argparse.ArgumentParser) -> None:
@@ -296,13 +301,14 @@ def main() -> None:
             flush=True,
         )
     rankings = list(published())
+    alike = [one for one in rankings if one.batches == 1]
     for one in rankings:
         print(
-            f"{one.name:60} {one.runs:3} runs  fastest in our first three: {'yes' if one.top else 'no':3}  "
+            f"{one.name:60} {one.runs:3} runs, {one.batches} batches  fastest in our first three: {_YES[one.top]}  "
             f"our first takes {one.first:.2f} times as long, the best of our first three {one.three:.2f}  "
             f"Spearman {one.rank:6.3f}  shared {one.shared:5.2f}"
         )
-    print(f"shared, in the median of rankings: {median(one.shared for one in rankings):.2f}")
+    print(f"shared, in the median of rankings of one batch: {median(one.shared for one in alike):.2f}")
     nothing = math.nan
     results = {
         "regret_max": max((one.regret for one in found if one.name != LARGE.name), default=nothing),
@@ -310,6 +316,8 @@ def main() -> None:
         "candidates_per_min": min((60 * one.recipes / one.seconds for one in found), default=nothing),
         "top3_share": sum(one.top for one in rankings) / len(rankings),
         "spearman_median": median(one.rank for one in rankings),
+        "top3_share_one_batch": sum(one.top for one in alike) / len(alike),
+        "spearman_median_one_batch": median(one.rank for one in alike),
     }
     finish(
         arguments,

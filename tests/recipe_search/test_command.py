@@ -73,7 +73,7 @@ def test_a_search_ranks_recipes_of_a_script(tmp_path: Path) -> None:
     assert statuses[16384, 2] == "whole"
     assert statuses[96, 1] == statuses[96, 2] == "invalid"
     assert "refused by the script, 2 recipes: ValueError: 96 is no width" in ended.stdout
-    assert "yours, width=16384, batch=2: takes" in ended.stdout
+    assert "yours, width=16384, batch=2: " in ended.stdout
     assert "train.py --width 4096" in ended.stdout
     assert "4096" in (tmp_path / "found.html").read_text()
 
@@ -142,12 +142,44 @@ def test_simulations_that_share_an_activated_device_forecast_what_one_alone_does
     assert shared[0] == shared[2] == alone < shared[1]
 
 
+MUON = """
+import sys
+import torch
+from torch import nn
+
+model = nn.Linear(1024, 1024, bias=False).cuda()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+optimizer.register_step_pre_hook(lambda *_: [model.weight.grad @ model.weight.grad.T for _ in range(5)] and None)
+for _ in range(3):
+    for _ in range(int(sys.argv[1])):
+        model(torch.randn(4096, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_products_of_an_optimizer_are_not_taken_for_a_micro_batchs(tmp_path: Path) -> None:
+    _require_device()
+    (tmp_path / "muon.py").write_text(MUON)
+    runs = [RecipeRun(RunSetting("dgx-h100:1,ranks=0"), (str(tmp_path / "muon.py"), batches), 3) for batches in "14"]
+    try:
+        one, four = (run(each).account for each in runs)
+    finally:
+        close()
+    assert one is not None
+    assert four is not None
+    assert four.repeated == pytest.approx(4 * one.repeated)
+    assert one.kernels["aten::mm"] > one.repeated > 0
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--space", "none.toml"], "cannot be read"),
         (["--space", "space.toml", "--budget", "0s"], "is no time"),
         (["--space", "space.toml", "--jobs", "0"], "is no number of workers"),
+        (["--space", "space.toml", "--price", "nan", "--goal", "cost"], "is no price"),
+        (["--space", "space.toml", "--mtbf", "50000"], "has no unit"),
         (["--space", "space.toml", "--cluster", "dgx-x"], "cluster"),
         (["--space", "space.toml", "--compare-with", "tp=1"], "'tp' is unknown"),
         (["--space", "space.toml", "--html", "none/found.html"], "does not exist"),
@@ -180,7 +212,8 @@ def test_the_page_and_the_numbers_hold_every_recipe(tmp_path: Path) -> None:
     assert tied == [dict(one.recipe.values) for one in indistinguishable(result)]
     lines = list(summary_lines(result))
     assert lines[0].startswith("33 recipes of 36 points on dgx-h100:2: ")
-    assert lines[-1].startswith("yours, tp=8, pp=1, mbs=4: takes ")
+    assert lines[-1].startswith("yours, tp=8, pp=1, mbs=4: ")
+    assert "times the winner's time" in lines[-1]
     page(result, tmp_path / "found.html")
     text = (tmp_path / "found.html").read_text()
     assert all(str(one.recipe) in text for one in found.candidates)

@@ -1,6 +1,7 @@
 """The closed form of goodput against a simulation of failures, and against itself where it has limits."""
 
 import math
+from typing import Any
 
 import msgspec
 import pytest
@@ -65,8 +66,8 @@ def test_a_spare_saves_the_repair() -> None:
 
 
 ACCOUNT = Account(
-    time=10.0, compute=6.0, exposed=2.0, waiting=1.0, idle=1.0, spread=0.1, kernels={}, flops=1.0, reserved=1.0,
-    state=4e9, carried=0.1, launches=1.0,
+    time=10.0, compute=6.0, exposed=2.0, waiting=1.0, idle=1.0, spread=0.1, kernels={}, repeated=0.0, flops=1.0,
+    reserved=1.0, state=4e9, carried=0.1, launches=1.0,
 )  # fmt: skip
 
 
@@ -124,7 +125,11 @@ def test_a_checkpoint_that_the_script_saves_counts_instead_of_the_optimizers_sta
     assert "checkpoint of 1.0 s (1.9 GiB a GPU, as the script saves)" in "".join(bill.lines(saved, 1e6))
 
 
-@pytest.mark.parametrize(("price", "interval"), [(-1.0, None), (1.0, 0.0)])
-def test_a_wrong_bill_is_refused(price: float, interval: float | None) -> None:
+@pytest.mark.parametrize(
+    ("price", "interval", "run"),
+    [(-1.0, None, None), (1.0, 0.0, None), (math.nan, None, None), ("2.5", None, None), (1.0, math.inf, None),
+     (1.0, None, math.nan)],
+)  # fmt: skip
+def test_a_wrong_bill_is_refused(price: Any, interval: float | None, run: float | None) -> None:
     with pytest.raises(ConfigError):
-        bill_of("H100", 8, price, None, interval)
+        bill_of("H100", 8, price, None, interval, run)

@@ -13,7 +13,15 @@ import pytest
 from foretrain.experiments.result_store import ResultStore
 from foretrain.recipe_search.api import step_time
 from foretrain.recipe_search.comparison import bound_by, front, interval, ratio, sigma, why_slower
-from foretrain.recipe_search.evaluation import Account, RecipeRun, RunResult, RunSetting, _account
+from foretrain.recipe_search.evaluation import (
+    Account,
+    RecipeRun,
+    RunResult,
+    RunSetting,
+    _account,
+    digest_of,
+    last_words,
+)
 from foretrain.recipe_search.space import declared, expand
 from foretrain.recipe_search.strategy import NoRecipe, Search, SearchFindings
 from tests.report.conftest import simulated as simulated_ranks
@@ -45,7 +53,7 @@ def account(batch: int, tp: int, pp: int, mbs: int, bend: float = 0.0) -> Accoun
         time=compute + waiting + exposed, compute=compute, exposed=exposed, waiting=waiting, idle=0.0,
         spread=0.02 * compute, flops=1e12 * batch,
         kernels={"aten::mm": 0.7 * compute, "aten::native_layer_norm": 0.1 * compute, "aten::add": 0.2 * compute},
-        reserved=(8 + 10 * mbs / tp) * GIB, state=GIB, carried=0.1, launches=100.0 * micro,
+        repeated=0.8 * compute, reserved=(8 + 10 * mbs / tp) * GIB, state=GIB, carried=0.1, launches=100.0 * micro,
     )  # fmt: skip
 
 
@@ -158,6 +166,17 @@ def test_an_interrupted_search_goes_on(tmp_path: Path) -> None:
     assert again.winner.recipe == found.winner.recipe
 
 
+def test_what_failed_is_tried_again_when_a_search_goes_on(tmp_path: Path) -> None:
+    def failing(run: RecipeRun) -> RunResult:
+        return RunResult(run.id, "invalid", reason="ModuleNotFoundError") if run.argv[4] == "8" else simulated(run)
+
+    first, _ = searched(tmp_path, failing)
+    assert {one.recipe.values["tp"] for one in first.candidates if one.status == "invalid"} == {8}
+    found, pool = searched(tmp_path)
+    assert {run.argv[4] for run in pool.asked} == {"8"}
+    assert not any(one.status == "invalid" for one in found.candidates)
+
+
 def test_a_flag_that_the_script_does_not_know_ends_the_search_early(tmp_path: Path) -> None:
     refused = "train.py: error: unrecognized arguments: --tp"
     with pytest.raises(NoRecipe, match=r"the first 6 recipes fail in the same words: .*unrecognized"):
@@ -181,6 +200,53 @@ def test_a_flag_that_makes_no_difference_is_warned_of(tmp_path: Path) -> None:
 def test_a_budget_ends_a_search_with_what_it_has(tmp_path: Path) -> None:
     with pytest.raises(NoRecipe, match="the budget was over after 0 simulations"):
         searched(tmp_path, deadline=0.0)
+
+
+def test_a_budget_without_a_whole_simulation_gives_extended_ones(tmp_path: Path, monkeypatch) -> None:
+    clock = iter(range(10_000))
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    every, pool = searched(tmp_path / "a")
+    first = next(index for index, run in enumerate(pool.asked) if run.steps == every.space.file.steps)
+    clock = iter(range(10_000))
+    found, _ = searched(tmp_path / "b", deadline=first - 0.5)
+    assert not found.finished
+    assert found.winner.status == "estimated"
+    assert any("extended from smaller runs" in warning for warning in found.warnings)
+
+
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("usage: x\nx: error: unrecognized arguments: --tp\nforetrain: rank 0 left", "unrecognized arguments"),
+        ("x.cpp:3: fatal error: pybind11.h: No such file\nERROR:megatron: Failed\nbarrier()", "ERROR:megatron"),
+        ("╭─ Parsing error ───╮\n│ Unrecognized options: --tp │\n╰────╯\nforetrain: rank 0 left", "options: --tp"),
+        ("loss 1\nloss 2\nforetrain: rank 0 left with exit status 2", "loss 2"),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_a_recipe_is_out_in_the_scripts_own_words(output: str, said: str) -> None:
+    assert said in last_words(output)
+    assert "foretrain" not in last_words(output)
+
+
+def test_a_digest_knows_packages_modules_and_files_that_are_given(tmp_path: Path, monkeypatch) -> None:
+    package = tmp_path / "titan"
+    package.mkdir()
+    (package / "train.py").write_text("one")
+    (tmp_path / "run.py").write_text("import titan.train")
+    (tmp_path / "setting.toml").write_text("a = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def digests() -> tuple[str, str]:
+        given = [str(tmp_path / "setting.toml"), "--steps", "/"]
+        return digest_of(str(tmp_path / "run.py"), False, given), digest_of("titan.train", True, given)
+
+    found = [digests()]
+    for path, text in ((package / "train.py", "other"), (tmp_path / "setting.toml", "a = 2")):
+        path.write_text(text)
+        found.append(digests())
+    assert len({each[0] for each in found}) == len({each[1] for each in found}) == 3
+    assert found[-1] == digests()
 
 
 def test_the_comparison_of_recipes_is_closer_than_each_forecast() -> None:

@@ -40,6 +40,7 @@ def _training(rank):
         "times": [6 * MILLISECOND, 0, 2 * MILLISECOND, 0],
         "spread": MILLISECOND // 10,
         "by_name": {},
+        "updates": {},
         "unknown": ["odd"],
     }
     for step in (1, 2, 3):

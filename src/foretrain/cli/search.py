@@ -148,7 +148,7 @@ def _start(options: SearchOptions, script: Sequence[str]) -> None:
             )  # fmt: skip
     except (ConfigError, MissingExtra):
         raise  # a retry would fail in the same way
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, OSError):
         sys.stderr.write(f"foretrain: what was simulated is kept in {store}; the same command goes on\n")
         raise
     widen_piped_output()
@@ -196,4 +196,6 @@ def _seconds(text: str, field: str) -> float:
     """Return a time as seconds; hours and minutes may be longer than the notation of networks knows."""
     if text.endswith("h") and text[:-1].replace(".", "", 1).isdecimal():
         return float(text[:-1]) * 3600
+    if text.replace(".", "", 1).isdecimal():
+        raise ConfigError(field, text, "has no unit", f"write e.g. {text}s, or {text}h")
     return parse_time(text, field) / SECOND

@@ -118,15 +118,15 @@ class ResultStore(Generic[R]):
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
             problem = f"cannot be used ({error.strerror or error})"
-            raise ConfigError("journal", str(folder), problem, "name an output in a folder you may write to") from error
+            raise ConfigError("results", str(folder), problem, "name a folder you may write to") from error
 
     def __enter__(self) -> Self:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._lock)
-            remedy = "wait for it, or name another output"
-            raise ConfigError("journal", str(self._folder), "is in use by another command", remedy) from None
+            remedy = "wait for it, or name another folder"
+            raise ConfigError("results", str(self._folder), "is in use by another command", remedy) from None
         try:
             self._read()
         except BaseException:
@@ -147,7 +147,7 @@ class ResultStore(Generic[R]):
             try:
                 entry = decoder.decode(path.read_bytes())
             except (msgspec.MsgspecError, OSError) as error:
-                raise ConfigError("journal", str(path), f"cannot be read ({error})", "delete that file") from None
+                raise ConfigError("results", str(path), f"cannot be read ({error})", "delete that file") from None
             if entry.version == foretrain.__version__:
                 self.found |= {result.id: result for result in entry.results}
             else:

@@ -130,6 +130,7 @@ class RankForecast:
         kernels: launched in it.
         warmup: first steps that do not count.
         by_name: time of its kernels by name, ps; empty where not recorded.
+        updates: what of it optimizers' steps have launched.
         saving: numbers of steps with a checkpoint, of any rank, which do not count either.
     """
 
@@ -144,6 +145,7 @@ class RankForecast:
     kernels: int
     warmup: int = 2
     by_name: Mapping[str, Time] = field(default_factory=dict)
+    updates: Mapping[str, Time] = field(default_factory=dict)
     saving: frozenset[int] = frozenset()
 
     @property
@@ -317,6 +319,7 @@ def _rank(rank: int, members: int, rank_trace: RankTrace, saving: frozenset[int]
         kernels=cost["kernels"],
         warmup=rank_trace.warmup,
         by_name=cost["by_name"],
+        updates=cost["updates"],
         saving=saving,
     )
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
-from foretrain.errors import ConfigError
+from foretrain.errors import ConfigError, unknown
 from foretrain.experiments.execution import Backend, check_workers, workers
 from foretrain.experiments.result_store import ResultStore
 from foretrain.launch import launched
@@ -20,7 +20,7 @@ from foretrain.network.deployment import Deployment
 from foretrain.network.deployment_notation import equipped, with_faults
 from foretrain.recipe_search import evaluation
 from foretrain.recipe_search.bill import Bill, Failures, bill_of
-from foretrain.recipe_search.evaluation import Account, RunResult, RunSetting, script_digest
+from foretrain.recipe_search.evaluation import Account, RunResult, RunSetting, digest_of
 from foretrain.recipe_search.space import Recipe, declared, expand
 from foretrain.recipe_search.strategy import Objective, Progress, RecipeState, Search, SearchFindings
 
@@ -38,6 +38,7 @@ class SearchResult:
         world: GPUs.
         compared: the user's own recipe, if asked for.
         bill: money, energy and failures.
+        goal: what was minimised.
     """
 
     found: SearchFindings
@@ -45,6 +46,7 @@ class SearchResult:
     world: int
     compared: RecipeState | None = None
     bill: Bill | None = None
+    goal: Goal = "step"
 
     @property
     def best(self) -> Recipe:
@@ -72,7 +74,7 @@ def search(
     factor: str | float = 1.0,
     faults: Sequence[str] = (),
     experts: str = "balanced",
-    store: Path | None = None,
+    store: str | Path | None = None,
     budget: float | None = None,
     goal: Goal = "step",
     price: float | None = None,
@@ -117,12 +119,16 @@ def search(
         NoRecipe: no recipe works; says what kills most.
     """
     words = [script] if isinstance(script, str) else [*script]
+    if not words:
+        raise ConfigError("script", script, "is empty", "name a script and its arguments")
+    if goal not in get_args(Goal):
+        raise unknown("goal", goal, get_args(Goal))
     if launcher := launched(["-m", *words] if module else words):
         raise launcher.refusal("script")
     if not module and not Path(words[0]).is_file():
         raise ConfigError("script", words[0], "is no file", f"there is none at {Path(words[0]).absolute()}")
-    if budget is not None and budget <= 0:
-        raise ConfigError("budget", budget, "is no time", "write e.g. 10min")
+    if budget is not None and not (isinstance(budget, int | float) and budget > 0):
+        raise ConfigError("budget", budget, "is no time", "write e.g. 10min; in Python, seconds")
     check_workers(jobs, backend, address)
     where = with_faults(equipped(cluster, device)[0], faults)
     recipes = expand(declared(space), words, where.total_gpus, _gpus_per_server(where))
@@ -132,11 +138,17 @@ def search(
     bill = bill_of(where.device, where.total_gpus, price, failures, checkpoint_every, run_tokens)
     objective = _objective(goal, bill)
     loads = ExpertLoads.parse(experts)
-    digest = script_digest(words[0], module) + (repr(loads.rows) if loads is not None and loads.rows else "")
+    given = {part for recipe in recipes.recipes for word in recipe.argv[1:] for part in (word, word.partition("=")[2])}
+    digest = digest_of(words[0], module, {*given, cluster, device or ""} - {""})
+    digest += repr(loads.rows) if loads is not None and loads.rows else ""
     setting = RunSetting(cluster, module, str(factor), device, digest, tuple(faults), experts)
     deadline = float("inf") if budget is None else time.monotonic() + budget
     with ExitStack() as stack:
-        folder = store or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="foretrain-")), "store")
+        folder = (
+            Path(store)
+            if store
+            else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="foretrain-")), "store")
+        )
         kept = stack.enter_context(ResultStore(folder, RunResult))
         stack.callback(evaluation.close)
         pool = stack.enter_context(workers(jobs, backend, address))
@@ -146,7 +158,7 @@ def search(
         )  # fmt: skip
         found = made.run()
     compared = None if own is None else found.candidates[own.number]
-    return SearchResult(found, str(where), where.total_gpus, compared, bill)
+    return SearchResult(found, str(where), where.total_gpus, compared, bill, goal)
 
 
 def _objective(goal: Goal, bill: Bill) -> Objective:

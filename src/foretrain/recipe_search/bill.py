@@ -243,18 +243,21 @@ def bill_of(
     run: float | None = None,
 ) -> Bill:
     """Return the bill of a job; ``price`` of a GPU's hour overrides the list. Raises ConfigError."""
-    if price is not None and price < 0:
-        raise ConfigError("price", price, "is negative", "write what a GPU costs an hour, e.g. 2.5")
-    if interval is not None and interval <= 0:
-        raise ConfigError("checkpoint_every", interval, "is no time", "write auto, or e.g. 30min")
-    if run is not None and run <= 0:
-        raise ConfigError("run_tokens", run, "is no number of tokens", "write e.g. 2e12")
+    _check("price", price, "is no price", "write what a GPU costs an hour, e.g. 2.5", least=0.0)
+    _check("checkpoint_every", interval, "is no time", "write auto, or e.g. 30min")
+    _check("run_tokens", run, "is no number of tokens", "write e.g. 2e12")
     known = _known()["gpus"].get(device, {})
     listed = known.get("price") if price is None else price
     currency, priced = "", "as you said"
     if price is None and listed is not None:
         currency, priced = "USD", f"{known['date']}: {known['source']}"
     return Bill(device, world, listed, currency, priced, failures, interval, run)
+
+
+def _check(field: str, value: object, problem: str, remedy: str, least: float = math.ulp(0.0)) -> None:
+    """Raise ConfigError unless ``value`` is None or a finite number, ``least`` at least; by default more than 0."""
+    if value is not None and not (isinstance(value, int | float) and least <= value < math.inf):
+        raise ConfigError(field, value, problem, remedy)
 
 
 @lru_cache(maxsize=1)

@@ -6,12 +6,16 @@ A worker keeps the cluster, and processes with PyTorch imported and the device a
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
+import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -25,10 +29,17 @@ from foretrain.live.simulate import Simulated, simulate
 from foretrain.network.deployment import Deployment
 from foretrain.network.deployment_notation import equipped, with_faults
 from foretrain.network.fidelity import Fidelity
-from foretrain.units import to_seconds
+from foretrain.units import Time, to_seconds
 
 LIMIT = 600.0
 """Seconds that a script may compute on the host without a launch before the run is given up."""
+_SOURCE = 1 << 20
+"""Bytes of a source file, or a configuration, at most."""
+_OF_MICRO_BATCH = re.compile(
+    r"mm|matmul|attention|convolution|linear|(layer|rms|group|batch)_norm|dropout|gelu|silu|softmax|embedding",
+    re.IGNORECASE,
+)
+"""Kernels that a step launches for micro-batches, unless its optimizer does."""
 
 
 class Account(msgspec.Struct, frozen=True):
@@ -39,6 +50,7 @@ class Account(msgspec.Struct, frozen=True):
         compute, exposed, waiting, idle: what it divides into, on the rank that computes longest.
         spread: standard deviation of the kernels' times on that rank.
         kernels: time by kernel's name on that rank.
+        repeated: time of kernels there that every micro-batch launches again.
         flops: of a GPU in the mean, recomputation counted once.
         reserved: GPU memory at its peak, on the rank that needs most.
         state: parameters and the optimizer's state, on the rank that has most.
@@ -54,6 +66,7 @@ class Account(msgspec.Struct, frozen=True):
     idle: float
     spread: float
     kernels: dict[str, float]
+    repeated: float
     flops: float
     reserved: float
     state: float
@@ -108,7 +121,7 @@ class RunSetting:
         module: whether the script is the name of a module.
         factor: see `foretrain.live.simulate.simulate`.
         device: the cluster's GPUs; None leaves those it has.
-        digest: of the script's file.
+        digest: of the files that the script consists of or is given.
         faults: of links and GPUs, see `foretrain.network.deployment_notation.with_faults`.
         experts: loads of experts, see `foretrain.live.simulate.simulate`; of a file, its digest is part of ``digest``.
     """
@@ -138,18 +151,41 @@ class RecipeRun:
 
     @property
     def id(self) -> str:
-        """Return a hash of all that decides the outcome."""
-        return hashlib.blake2b(repr((self.setting, self.argv, self.steps)).encode(), digest_size=10).hexdigest()
+        """Return a hash of all that decides the outcome, and of what an outcome holds."""
+        known = self.setting, self.argv, self.steps, Account.__struct_fields__
+        return hashlib.blake2b(repr(known).encode(), digest_size=10).hexdigest()
 
 
-def script_digest(script: str, module: bool) -> str:
-    """Return a hash of the script's file, and of those beside it that it may import; empty for a module."""
-    if module or not Path(script).is_file():
-        return ""
+def digest_of(script: str, module: bool, others: Iterable[str]) -> str:
+    """Return a hash of the script's file and of those that it may import, and of ``others`` that are names of files.
+
+    It may import the files beside it, and packages there; a module those of its own package. Of a file that is larger
+    than a source file is, the size and the time of the last change count.
+    """
+    if not module:
+        paths = [Path(script), *_beside(Path(script).parent)]
+    else:
+        top = PathFinder.find_spec(script.partition(".")[0], ["", *sys.path])
+        packages = [*(top.submodule_search_locations or ())] if top is not None else []
+        paths = [path for package in packages for path in Path(package).rglob("*.py")]
+        paths += [Path(top.origin)] if top is not None and top.origin and not packages else []
     digest = hashlib.blake2b(digest_size=10)
-    for path in sorted({Path(script), *Path(script).parent.glob("*.py")}):
-        digest.update(path.read_bytes())
+    for path in sorted({*paths, *map(Path, others)}):
+        with contextlib.suppress(OSError, ValueError):  # no file, or none any more
+            if not path.is_file():
+                continue
+            found = path.stat()
+            small = found.st_size <= _SOURCE
+            digest.update(path.read_bytes() if small else f"{found.st_size} {found.st_mtime_ns}".encode())
     return digest.hexdigest()
+
+
+def _beside(folder: Path) -> Iterator[Path]:
+    """Yield the sources of a folder, and of the packages in it."""
+    yield from folder.glob("*.py")
+    for package in folder.iterdir():
+        if package.is_dir() and any(package.glob("*.py")):
+            yield from package.rglob("*.py")
 
 
 def run(asked: RecipeRun) -> RunResult:
@@ -175,7 +211,8 @@ def run(asked: RecipeRun) -> RunResult:
     except OutOfMemory as error:
         result = RunResult(asked.id, "memory", reason=str(error))
     except ForetrainError as error:
-        reason = (_last_words(output) if isinstance(error, ScriptFailed) else "") or str(error)
+        output.seek(0)
+        reason = (last_words(output.read()) if isinstance(error, ScriptFailed) else "") or str(error)
         result = RunResult(asked.id, "invalid", reason=reason)
     seconds, cpu = time.perf_counter() - began, time.process_time() + warm.cpu - computed
     return msgspec.structs.replace(result, seconds=seconds, cpu=cpu)
@@ -208,15 +245,16 @@ def _where(cluster: str, device: str | None, faults: tuple[str, ...]) -> tuple[D
     return with_faults(where, faults).simulated(Fidelity("fluid")), calibration
 
 
-_ERROR = re.compile(r"^(?:\S+: )?(?:error: .+|\w*(?:Error|Exception|Exit)\b.*)$")
+_ERROR = re.compile(r"^(?:\S+: )*(?:(?:fatal )?error: .+|ERROR\b.+|\w*(?:Error|Exception|Exit)\b.*)$")
 
 
-def _last_words(output: TextIO) -> str:
-    """Return the last line of the script's output that looks like an error, else its last line."""
-    output.seek(0)
-    lines = [line.strip() for line in output.read().splitlines() if line.strip()]
+def last_words(output: str) -> str:
+    """Return the last line of a script's output that looks like an error, else the box or the line at its end."""
+    lines = [line.strip() for line in output.splitlines()]
+    lines = [line for line in lines if line and not line.startswith("foretrain: ")]
     errors = [line for line in lines if _ERROR.match(line) or ": error: " in line]
-    return ([*lines[-1:], *errors[-1:]] or [""])[-1][:300]
+    boxed = " ".join(text for line in lines if line.startswith("│") and (text := line.strip("│ ")))
+    return ([*lines[-1:], *([boxed] if boxed else []), *errors[-1:]] or [""])[-1][:300]
 
 
 def _result(name: str, done: Simulated) -> RunResult:
@@ -247,6 +285,7 @@ def _account(forecast: Forecast, slowest: RankForecast, carried: float) -> Accou
         **parts,
         spread=to_seconds(slowest.spread),
         kernels={name: to_seconds(time) for name, time in slowest.by_name.items()},
+        repeated=_repeated(slowest.by_name) - _repeated(slowest.updates),
         flops=forecast.flops * to_seconds(step),
         reserved=float(max(rank.memory.reserved for rank in forecast.ranks)),
         state=float(max(map(_state, forecast.ranks))),
@@ -254,6 +293,11 @@ def _account(forecast: Forecast, slowest: RankForecast, carried: float) -> Accou
         launches=float(slowest.kernels),
         saved=float(max((checkpoint.largest for checkpoint in forecast.checkpoints), default=0)),
     )
+
+
+def _repeated(times: Mapping[str, Time]) -> float:
+    """Return the seconds of kernels of micro-batches."""
+    return sum(to_seconds(time) for name, time in times.items() if _OF_MICRO_BATCH.search(name))
 
 
 def _state(rank: RankForecast) -> int:

@@ -251,9 +251,12 @@ def _converted(table: dict[str, Any], where: str) -> SpaceFile:
             "space", where, f"does not suit: {error}", "docs/search.md says what a space may have"
         ) from None
     for name, values in file.values.items():
-        listed = values if isinstance(values, list) else [values]
+        listed = _listed(values)
         if not listed or not all(isinstance(one, bool | int | float | str) for one in listed):
             raise ConfigError(f"values.{name}", values, "is no list of values", f"write e.g. {name} = [1, 2, 4]")
+    for rule in file.require:
+        if not (isinstance(rule, str) or callable(rule)):
+            raise ConfigError("require", rule, "is no condition", "write an expression, e.g. 'tp * pp <= world'")
     for table_name, names in (("memory.grows", file.memory.grows), ("memory.shrinks", file.memory.shrinks)):
         for name in names:
             if name not in file.values:
@@ -291,8 +294,8 @@ def expand(file: SpaceFile, script: Sequence[str], world: int, gpus: int) -> Rec
     if not recipes:
         rule, count = excluded.most_common(1)[0]
         raise ConfigError(
-            "space", f"{points:,} points", f"has none that meets all conditions; most, {count:,}, fail {rule!r}",
-            "widen the values, or see whether that condition is meant so",
+            "space", ", ".join(axes), f"has {points:,} points, and none meets all conditions: {count:,} fail {rule!r}, "
+            "the first that they fail", "widen the values, or see whether that condition is meant so",
         )  # fmt: skip
     return RecipeSpace(
         tuple(recipes), points, dict(excluded), tuple(n for n in axes if len(axes[n]) > 1), file, tuple(words)
@@ -340,8 +343,13 @@ def _violated(rules: Iterable[Rule], names: Names) -> str | None:
     """Return the first rule that ``names`` violate."""
     for rule in rules:
         if callable(rule):
-            if not rule(names):
-                return getattr(rule, "__name__", "a function")
+            name = getattr(rule, "__name__", "a function")
+            try:
+                holds = rule(names)
+            except Exception as error:
+                raise ConfigError("require", name, f"fails: {error!r}", "correct that function") from error
+            if not holds:
+                return name
         elif not evaluate(rule, names, "require"):
             return rule
     return None
@@ -405,7 +413,7 @@ def _value(text: str) -> Value:
 
 
 def _listed(value: Any) -> tuple[Value, ...]:
-    return tuple(dict.fromkeys(value)) if isinstance(value, list) else (value,)
+    return tuple(dict.fromkeys(value)) if isinstance(value, list | tuple | range) else (value,)
 
 
 def _of(recipe: Recipe, name: str) -> Value:

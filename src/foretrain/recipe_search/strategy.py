@@ -11,9 +11,10 @@ run that is not much smaller costs more than it saves.
 # Note [Sure bounds]
 A recipe is left alone as soon as something shows that it cannot be the best. The runs with the fewest micro-batches
 are made first, and a part takes no longer than the whole. Products, attention, and a layer's normalisation, dropout and
-activation are launched for each micro-batch, so that the whole takes at least their time there times as many
-micro-batches, whatever is hidden behind them ("compute alone"); and the busiest link's bytes at its full rate ("bytes
-alone"). What ran out of memory does so with more of what needs memory: recipes that differ only by it are not run.
+activation are launched for each micro-batch, those of an optimizer's step aside, so that the whole takes at least their
+time there times as many micro-batches, whatever is hidden behind them ("compute alone"); and the busiest link's bytes
+at its full rate ("bytes alone"). What ran out of memory does so with more of what needs memory: recipes that differ
+only by it are not run.
 """
 
 from __future__ import annotations
@@ -51,11 +52,6 @@ _SHOWN = 3
 """Recipes to run whole at least."""
 _SAME_FAILURE = 6
 """Recipes that must fail in the same words, numbers apart, for the command line to be what is wrong."""
-_OF_MICRO_BATCH = re.compile(
-    r"mm|matmul|attention|convolution|linear|(layer|rms|group|batch)_norm|dropout|gelu|silu|softmax|embedding",
-    re.IGNORECASE,
-)
-"""Kernels that no step launches but for micro-batches."""
 
 
 class NoRecipe(ForetrainError):
@@ -104,7 +100,7 @@ class SearchFindings:
     Attributes:
         space: that was searched.
         candidates: all, in the space's order.
-        ranked: those with a whole run, best first.
+        ranked: those with a whole run, best first; extended ones where the budget allowed none.
         error: largest relative error of an extended forecast that was seen.
         runs: simulations made, or taken from the store.
         cpu: seconds that all simulations computed.
@@ -219,7 +215,7 @@ class Search:
     def _refine(self, least: int) -> None:
         """Run whole what may be the best, best first, until nothing else may be; ``least`` at any rate."""
         while True:
-            ready = sorted((one for one in self.candidates if one.status == "estimated"), key=self._value)
+            ready = self._ranked("estimated")
             whole = sum(one.status == "whole" for one in self.candidates)
             limit = self._best() * (1 + self._error())
             chosen = [one for one in ready if self._value(one) <= limit][: self._pool.count]
@@ -239,9 +235,11 @@ class Search:
             made = self._run_of(candidate, piece)
             runs[made.id] = made
             asked.setdefault(made.id, []).append((candidate, piece))
-        for name in [name for name in runs if name in self._store.found]:
-            self._learn(self._store.found[name], asked[name])
-            del runs[name]
+        for name in [*runs]:
+            kept = self._store.found.get(name)
+            if kept is not None and kept.status != "invalid":  # what was missing then may be there now
+                self._learn(kept, asked[name])
+                del runs[name]
         total = self._runs + len(runs)
         self._progress(what, self._runs, total)
         if not runs:
@@ -332,8 +330,7 @@ class Search:
         weights = [weight / sum(weights) for weight in weights]
         times = self._space.batches(candidate.recipe)
         account = combined(accounts, weights)
-        computed = sum(time for name, time in account.kernels.items() if _OF_MICRO_BATCH.search(name))
-        return msgspec.structs.replace(account, time=max(account.time, computed * times, account.carried))
+        return msgspec.structs.replace(account, time=max(account.time, account.repeated * times, account.carried))
 
     def _error(self) -> float:
         return max(_LEAST_ERROR, 2 * max(self._errors)) if self._errors else _FIRST_ERROR
@@ -342,8 +339,8 @@ class Search:
         ranked = self._ranked()
         return f"{what}; best {ranked[0].recipe}" if ranked else what
 
-    def _ranked(self) -> list[RecipeState]:
-        return sorted((one for one in self.candidates if one.status == "whole"), key=self._value)
+    def _ranked(self, status: Status = "whole") -> list[RecipeState]:
+        return sorted((one for one in self.candidates if one.status == status), key=self._value)
 
     def _check_failures(self) -> None:
         """Raise NoRecipe where the first recipes all failed in the same words."""
@@ -355,7 +352,7 @@ class Search:
             raise NoRecipe(f"the first {len(failed)} recipes fail in the same words: {failed[0].reason}")
 
     def _found(self) -> SearchFindings:
-        ranked = self._ranked()
+        ranked = self._ranked() or self._ranked("estimated")
         if not ranked:
             raise NoRecipe(self._why_none())
         return SearchFindings(
@@ -365,7 +362,7 @@ class Search:
             max(self._errors, default=0.0),
             self._runs,
             self._cpu,
-            (*self._ignored(), *self._saving()),
+            (*self._ignored(), *self._saving(), *self._hasty(ranked[0])),
             not self._late,
             self._objective,
         )
@@ -383,6 +380,11 @@ class Search:
             f"none of {len(self.candidates)} recipes works: {len(counts['memory'])} run out of memory and "
             f"{len(counts['invalid'])} fail in the script. Most {what}, e.g. {example.recipe}: {example.reason}"
         )
+
+    def _hasty(self, winner: RecipeState) -> Iterator[str]:
+        """Yield a warning if the winner was not simulated whole."""
+        if winner.status == "estimated":
+            yield "the budget was over before a recipe was simulated whole: all are extended from smaller runs"
 
     def _saving(self) -> Iterator[str]:
         """Yield a warning if the times of steps contain checkpoints."""

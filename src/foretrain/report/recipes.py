@@ -27,6 +27,8 @@ _BARS = 20
 _PARTS = {"compute": ("computation", BLUE), "exposed": ("exposed communication", ORANGE),
           "waiting": ("waiting for other ranks", GREY), "idle": ("waiting for the host", LINE)}  # fmt: skip
 """Of each account of a step its name and colour."""
+_GOALS = {"step": "time", "goodput": "time with failures", "cost": "price", "energy": "energy"}
+"""What each goal minimises."""
 _OUT = {"beaten": "beaten for sure", "memory": "out of memory", "invalid": "refused by the script", "open": "not tried"}
 
 
@@ -69,9 +71,9 @@ def summary_lines(result: SearchResult) -> Iterator[str]:
         if own.account is None:
             yield f"yours, {own.recipe}: {_OUT.get(own.status, own.status)}: {own.reason}"
         else:
-            found_ratio = per_token_ratio(own, found.winner)
+            value, error = objective_ratio(result, own)
             yield (
-                f"yours, {own.recipe}: takes {found_ratio[0]:.3f} ± {found_ratio[1]:.3f} times as long as the winner"
+                f"yours, {own.recipe}: {value:.3f} ± {error:.3f} times the winner's {_GOALS[result.goal]}"
                 f" ({why_slower(own.account, account_of(found.winner)) or 'as good'})"
             )
 
@@ -82,18 +84,20 @@ def indistinguishable(result: SearchResult) -> list[RecipeState]:
     for candidate in result.found.candidates:
         if candidate is winner or candidate.account is None or candidate.status not in ("whole", "estimated"):
             continue
-        value, error = per_token_ratio(candidate, winner)
+        value, error = objective_ratio(result, candidate)
         error += result.found.error * value if candidate.status == "estimated" else 0.0
         if value - 1 <= error:
             found.append(candidate)
     return found
 
 
-def per_token_ratio(mine: RecipeState, other: RecipeState) -> tuple[float, float]:
-    """Return the time of one recipe over that of another for the same tokens, and half its interval."""
-    found = ratio(account_of(mine), account_of(other))
-    scale = (other.recipe.tokens or 1.0) / (mine.recipe.tokens or 1.0)
-    return found.value * scale, found.error * scale
+def objective_ratio(result: SearchResult, mine: RecipeState) -> tuple[float, float]:
+    """Return what was minimised of a recipe over that of the winner, and half its interval: as uncertain as times."""
+    winner = result.found.winner
+    times = ratio(account_of(mine), account_of(winner))
+    objective = result.found.objective
+    value = objective(account_of(mine), mine.recipe) / objective(account_of(winner), winner.recipe)
+    return value, times.error / times.value * value
 
 
 def account_of(candidate: RecipeState) -> Account:
@@ -112,7 +116,7 @@ def cells(result: SearchResult, candidate: RecipeState) -> dict[str, str]:
     """Return a recipe's row, by the column's name."""
     account, winner = account_of(candidate), result.found.winner
     outcome = candidate.outcome or next(iter(candidate.pieces.values()))
-    value, error = per_token_ratio(candidate, winner)
+    value, error = objective_ratio(result, candidate)
     low, high = interval(account, outcome.stack_range)
     row = {
         "recipe": str(candidate.recipe),
@@ -155,18 +159,26 @@ def numbers(result: SearchResult) -> dict[str, Any]:
     for one in sorted(found.candidates, key=lambda one: one.recipe.number):
         row: dict[str, Any] = {"values": one.recipe.values, "status": one.status, "reason": one.reason}
         if one.account is not None:
-            value, error = per_token_ratio(one, found.winner)
+            value, error = objective_ratio(result, one)
             outcome = one.outcome or next(iter(one.pieces.values()))
             row |= {"seconds": one.account.time, "sigma": sigma(one.account), "memory": one.account.reserved}
             row["interval"] = interval(one.account, outcome.stack_range)
             row |= {"flops_per_gpu": one.account.flops / one.account.time, "tokens": one.recipe.tokens}
             row |= {"ratio": value, "ratio_error": error, "indistinguishable": one.recipe.number in tied}
             row |= {name: getattr(one.account, name) for name in ("compute", "exposed", "waiting", "idle")}
+            if outcome.peak:
+                row["mfu"] = row["flops_per_gpu"] / outcome.peak
             if result.bill is not None:
                 row |= {"money": result.bill.money(one.account), "joules": result.bill.joules(one.account)}
+                row["goodput"] = result.bill.useful(one.account)
         recipes.append(row)
+    shown = listed(result)
+    for index in _front_of(shown):
+        recipes[shown[index].recipe.number]["front"] = True
     return {
         "cluster": result.cluster,
+        "goal": result.goal,
+        "currency": result.bill.currency if result.bill is not None else "",
         "world": result.world,
         "winner": dict(result.best.values),
         "command": list(result.command),
@@ -237,12 +249,21 @@ def _per_tokens(shown: Sequence[RecipeState]) -> tuple[list[float], str]:
     return [1e6 / (one.recipe.tokens or 1.0) for one in shown], "seconds for a million tokens"
 
 
+def _front_of(shown: Sequence[RecipeState]) -> list[int]:
+    """Return the indexes of recipes that no other beats in both time for the same tokens and memory."""
+    scales, _ = _per_tokens(shown)
+    points = [
+        (account_of(one).time * scale, account_of(one).reserved) for one, scale in zip(shown, scales, strict=True)
+    ]
+    return front(points)
+
+
 def _front(result: SearchResult) -> Figure:
     shown = listed(result)
     scales, title = _per_tokens(shown)
     times = [account_of(one).time * scale for one, scale in zip(shown, scales, strict=True)]
     memory = [account_of(one).reserved / 2**30 for one in shown]
-    best = front(list(zip(times, memory, strict=True)))
+    best = _front_of(shown)
     names = [str(one.recipe) for one in shown]
     figure = Figure(420)
     for name, mode, color, chosen in (

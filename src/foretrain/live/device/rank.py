@@ -8,7 +8,7 @@ import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from types import ModuleType
@@ -231,6 +231,8 @@ class _Steps:
         # By identity: a reference would keep a state that the script has dropped in memory.
         self._states: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._before: dict[str, Any] = device.counts()
+        self._before_update: Sequence[int] = ()
+        self._updates: Counter[int] = Counter()
         self.done = 0
         register_optimizer_step_pre_hook(self._steps)
         register_optimizer_step_post_hook(self._stepped)
@@ -247,12 +249,14 @@ class _Steps:
             self._states[optimizer] = id(optimizer.state)
             device.retag(list(_tensors(optimizer.state)), device.OPTIMIZER)
         device.set_tag(device.OPTIMIZER)
+        self._before_update = device.counts()["by_name"]
         if self._host is not None:
             self._host.begin([local_part(tensor) for tensor in parameters if tensor.grad is not None])
 
     def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
         device = self._device
         device.set_tag(device.ACTIVATION)
+        self._updates.update(dict(enumerate(_more(device.counts()["by_name"], self._before_update))))
         if self._host is not None:
             self._host.end()
         if not device.capturing():
@@ -276,6 +280,7 @@ class _Steps:
         now = device.counts()
         device.note(device.COST, made, 0, json.dumps(self._cost(now)).encode())
         self._before = now
+        self._updates.clear()
         if made == self._wanted:
             raise script.Enough
 
@@ -283,8 +288,8 @@ class _Steps:
         """Return the work that was launched since the step before."""
         before = self._before
         spreads = itertools.zip_longest(now["spreads"], before["spreads"], fillvalue=0.0)
-        times = itertools.zip_longest(now["by_name"], before["by_name"], fillvalue=0)
-        by_name = zip(self._device.kernel_names(), (one - other for one, other in times), strict=True)
+        names = self._device.kernel_names()
+        by_name = zip(names, _more(now["by_name"], before["by_name"]), strict=True)
         return {
             "kernels": now["kernels"] - before["kernels"],
             "flops": now["flops"] - before["flops"],
@@ -292,8 +297,14 @@ class _Steps:
             "times": [one - other for one, other in zip(now["times"], before["times"], strict=True)],
             "spread": round(math.hypot(*(one - other for one, other in spreads))),
             "by_name": {name: time for name, time in by_name if time},
+            "updates": {names[number]: time for number, time in self._updates.items() if time},
             "unknown": self._prices.unknown,
         }
+
+
+def _more(now: Sequence[int], before: Sequence[int]) -> Iterator[int]:
+    """Yield by how much times by kernel's number have grown; new kernels have new numbers."""
+    return (one - other for one, other in itertools.zip_longest(now, before, fillvalue=0))
 
 
 def _tensors(state: Mapping[Any, Mapping[str, Any]]) -> Iterator[torch.Tensor]:
