@@ -31,6 +31,7 @@ def training(*batches: int) -> Forecast:
                 "times": [count * 10 * MILLISECOND, 0, 0, 0],
                 "spread": count,
                 "by_name": {"aten::mm": count * 10 * MILLISECOND},
+                "updates": {},
                 "unknown": ["odd"] if count > 1 else [],
             }
             rank.note(COST, a=step, payload=json.dumps(cost).encode())
