@@ -253,7 +253,7 @@ def last_words(output: str) -> str:
     lines = [line.strip() for line in output.splitlines()]
     lines = [line for line in lines if line and not line.startswith("foretrain: ")]
     errors = [line for line in lines if _ERROR.match(line) or ": error: " in line]
-    boxed = " ".join(text for line in lines if line.startswith("│") and (text := line.strip("│ ")))
+    boxed = " ".join(text for line in lines if line.startswith("│") and (text := line.strip("│─ ")))
     return ([*lines[-1:], *([boxed] if boxed else []), *errors[-1:]] or [""])[-1][:300]
 
 
