@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from foretrain.recipe_search.evaluation import RecipeRun, RunSetting, close, run
 from foretrain.report.recipes import indistinguishable, numbers, page, summary_lines
 from tests.live.command import _require_device
 from tests.recipe_search.test_strategy import searched
+from tests.waiting import until
 
 SCRIPT = """
 import argparse
@@ -140,6 +142,22 @@ def test_simulations_that_share_an_activated_device_forecast_what_one_alone_does
         shared = [step(width, warm) for width in (4096, 8192, 4096)]
     alone = step(4096, None)
     assert shared[0] == shared[2] == alone < shared[1]
+
+
+def test_an_interrupted_search_leaves_no_temporary_files(tmp_path: Path) -> None:
+    _require_device()
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "space.toml").write_text(SPACE)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    command = [sys.executable, "-m", "foretrain", "search", "--cluster", "H100", "--space", "space.toml"]
+    command += ["--", "train.py", "--width", "{width}", "--batch={batch}"]
+    environment = os.environ | {"TMPDIR": str(scratch)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL) as search:
+        until(lambda: any(scratch.glob("foretrain-*/foretrain-*")) or search.poll() is not None)
+        search.send_signal(signal.SIGINT)
+        assert search.wait(600) == 130
+    assert not list(scratch.glob("foretrain-*"))
 
 
 MUON = """

@@ -144,17 +144,15 @@ def search(
     setting = RunSetting(cluster, module, str(factor), device, digest, tuple(faults), experts)
     deadline = float("inf") if budget is None else time.monotonic() + budget
     with ExitStack() as stack:
-        folder = (
-            Path(store)
-            if store
-            else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="foretrain-")), "store")
-        )
-        kept = stack.enter_context(ResultStore(folder, RunResult))
+        # A worker that is killed in the middle of a simulation leaves its files to this process.
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="foretrain-", ignore_cleanup_errors=True))
+        folder = store or Path(scratch, "store")
+        kept = stack.enter_context(ResultStore(Path(folder), RunResult))
         stack.callback(evaluation.close)
         pool = stack.enter_context(workers(jobs, backend, address))
         made = Search(
             recipes, setting, objective, kept, pool, exhaustive=exhaustive, also=[own] if own else (),
-            deadline=deadline, progress=progress,
+            deadline=deadline, progress=progress, scratch=scratch,
         )  # fmt: skip
         found = made.run()
     compared = None if own is None else found.candidates[own.number]

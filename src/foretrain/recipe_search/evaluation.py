@@ -143,11 +143,13 @@ class RecipeRun:
         setting: of the search.
         argv: the script and its arguments.
         steps: that it makes.
+        scratch: folder of the search for temporary files, also of a worker that is killed; None for the system's.
     """
 
     setting: RunSetting
     argv: tuple[str, ...]
     steps: int
+    scratch: str | None = None
 
     @property
     def id(self) -> str:
@@ -190,6 +192,8 @@ def _beside(folder: Path) -> Iterator[Path]:
 
 def run(asked: RecipeRun) -> RunResult:
     """Simulate; an outcome holds the error of a run that fails. Only bugs raise."""
+    if asked.scratch is not None and Path(asked.scratch).is_dir():  # not on another machine
+        tempfile.tempdir = asked.scratch
     warm, output = _warm()
     output.seek(0)
     output.truncate()

@@ -138,6 +138,7 @@ class Search:
         also: recipes to run whole whatever they are.
         deadline: `time.monotonic` after which no simulation starts.
         progress: told about it.
+        scratch: folder for the simulations' temporary files; None for the system's.
     """
 
     def __init__(
@@ -152,11 +153,12 @@ class Search:
         also: Sequence[Recipe] = (),
         deadline: float = float("inf"),
         progress: Progress = lambda what, done, total: None,
+        scratch: str | None = None,
     ) -> None:
         self._space, self._setting, self._objective = space, setting, objective
         self._store, self._pool, self._exhaustive = store, pool, exhaustive
         self._also = {recipe.number for recipe in also}
-        self._deadline, self._progress = deadline, progress
+        self._deadline, self._progress, self._scratch = deadline, progress, scratch
         self.candidates = tuple(RecipeState(recipe, space.short_runs(recipe)) for recipe in space.recipes)
         self._errors: list[float] = []
         self._runs, self._cpu, self._late = 0, 0.0, False
@@ -264,9 +266,10 @@ class Search:
                 yield made
 
     def _run_of(self, candidate: RecipeState, piece: int) -> RecipeRun:
+        steps = self._space.file.steps
         if piece < 0:
-            return RecipeRun(self._setting, candidate.recipe.argv, self._space.file.steps)
-        return RecipeRun(self._setting, candidate.shorts[piece].argv, min(_SHORT_STEPS, self._space.file.steps))
+            return RecipeRun(self._setting, candidate.recipe.argv, steps, self._scratch)
+        return RecipeRun(self._setting, candidate.shorts[piece].argv, min(_SHORT_STEPS, steps), self._scratch)
 
     def _needless(self, candidate: RecipeState) -> bool:
         if candidate.recipe.number in self._also and candidate.status in _POSSIBLE:
