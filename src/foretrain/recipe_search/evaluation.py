@@ -192,13 +192,14 @@ def _beside(folder: Path) -> Iterator[Path]:
 
 def run(asked: RecipeRun) -> RunResult:
     """Simulate; an outcome holds the error of a run that fails. Only bugs raise."""
-    if asked.scratch is not None and Path(asked.scratch).is_dir():  # not on another machine
-        tempfile.tempdir = asked.scratch
     warm, output = _warm()
     output.seek(0)
     output.truncate()
     where, calibration = _where(asked.setting.cluster, asked.setting.device, asked.setting.faults)
     began, computed = time.perf_counter(), time.process_time() + warm.cpu
+    usual = tempfile.tempdir
+    if asked.scratch is not None and Path(asked.scratch).is_dir():  # not on another machine
+        tempfile.tempdir = asked.scratch
     try:
         done = simulate(
             asked.argv,
@@ -218,6 +219,8 @@ def run(asked: RecipeRun) -> RunResult:
         output.seek(0)
         reason = (last_words(output.read()) if isinstance(error, ScriptFailed) else "") or str(error)
         result = RunResult(asked.id, "invalid", reason=reason)
+    finally:
+        tempfile.tempdir = usual
     seconds, cpu = time.perf_counter() - began, time.process_time() + warm.cpu - computed
     return msgspec.structs.replace(result, seconds=seconds, cpu=cpu)
 
