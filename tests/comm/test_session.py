@@ -23,7 +23,7 @@ from hypothesis.extra.numpy import arrays
 
 import foretrain as ft
 from foretrain.comm.bounded import Loss
-from foretrain.comm.bounded.ledger import FIRST, ROUND
+from foretrain.comm.bounded.guard import FIRST, ROUND
 from foretrain.comm.bounded.server import SummingServer
 from foretrain.comm.buffers import HostRounding, elements
 from foretrain.comm.coordinator.handshake import SECRET

@@ -165,7 +165,7 @@ class BoundedLoss:
 
     Attributes:
         tolerance: p, the share of each rank's contribution that a sum may lose. 0 loses nothing. "auto" begins with 0,
-            and raises it while training goes on as without losses; see `foretrain.comm.bounded.ledger`.
+            and raises it while training goes on as without losses; see `foretrain.comm.bounded.guard`.
         over: "transpose": each rank sums one block, and sends the sum to all. "ring", "halving_doubling": fewer and
             larger messages; the latter needs a power of two of ranks. A block that is lost on its way takes with it
             what was added before, so each of their hops may lose less; see `foretrain.comm.bounded.plans`. "ps": a

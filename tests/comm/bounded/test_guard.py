@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.comm.bounded.ledger import FIRST, MOST, ROUND, Guard
+from foretrain.comm.bounded.guard import FIRST, MOST, ROUND, Guard
 from foretrain.errors import ConfigError
 
 

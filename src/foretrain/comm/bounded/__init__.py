@@ -7,7 +7,8 @@ optireduce            the same, as OptiReduce has it; and its transform
 plans                 who sends what to whom, stage by stage
 engine                owner of the thread and its sockets
 collectives           operations on arrays
-ledger                what may be lost and was, and the guard of an automatic tolerance
+ledger                what may be lost, and was
+guard                 when an automatic tolerance rises, and when it goes back to zero
 server                a process that sums, for ``over="ps"``
 
 Here is what others need to know of it: hints and losses, and the marks of packets for switches.
