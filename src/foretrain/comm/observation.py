@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import median_low
 from typing import Any, NamedTuple
 
 import msgspec
@@ -133,19 +133,21 @@ class StepObserver:
         self._step = _Step()
 
     def observed(self) -> StepProfile:
-        """Return the median step; the first, which pays for allocations, counts only if it is the only one."""
+        """Return the median step; the first, which pays for allocations, counts only if it is the only one.
+
+        Of an even number it is the lower median: what disturbs a step makes it longer, and of two steps the mean would
+        be disturbed by either.
+        """
         steps = [self._settle(step) for step in self._steps[1:] or self._steps]
         uses, order = self._uses(steps)
-        releases = [
-            int(median([s.releases.get(task, s.backward) for s in steps] or [0])) for task in range(self._count)
-        ]
+        releases = [median_low([s.releases.get(task, s.backward) for s in steps] or [0]) for task in range(self._count)]
         return StepProfile(
             order=order,
             uses=uses,
-            forward=int(median(s.forward for s in steps)),
+            forward=median_low(s.forward for s in steps),
             releases=releases,
-            backward=max([int(median(s.backward for s in steps)), *releases]),
-            update=int(median(s.update for s in steps)),
+            backward=max([median_low(s.backward for s in steps), *releases]),
+            update=median_low(s.update for s in steps),
             fires=[max([p[task] for s in self._steps for p in s.fires.values()] + [1]) for task in range(self._count)],
             passes=self._steps[-1].passes,
             crowding=round(1000 * crowding(self._computed)),
@@ -165,7 +167,7 @@ class StepObserver:
         for task in range(self._count):
             times = [s.uses[task] for s in steps if task in s.uses]
             if times:
-                found[task] = int(median(times))
+                found[task] = median_low(times)
         # Ties and never used: the order of the last step, then registration order.
         rank = {task: place for place, task in enumerate(steps[-1].uses)}
         last = max(found.values(), default=0)
@@ -202,7 +204,8 @@ def workload_of(seen: StepProfile, names: Sequence[str], sizes: Sequence[int], m
 
     Args:
         seen: the step.
-        names: of the parameters, by task; the text before the last dot is the module.
+        names: of the parameters, by task; the text before the last dot is the module, and one without a dot is a module
+            itself.
         sizes: bytes on the wire, by task.
         model: its name.
         place: the device it was observed on.
@@ -211,7 +214,7 @@ def workload_of(seen: StepProfile, names: Sequence[str], sizes: Sequence[int], m
     """
     modules: dict[str, list[int]] = {}
     for task in seen.order:
-        modules.setdefault(names[task].rpartition(".")[0] or "(root)", []).append(task)
+        modules.setdefault(names[task].rpartition(".")[0] or names[task], []).append(task)
     use = dict(zip(seen.order, seen.uses, strict=True))
     starts = [use[tasks[0]] for tasks in modules.values()]
     ends = [*starts[1:], max(seen.forward, starts[-1])]
