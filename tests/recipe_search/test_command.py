@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ from foretrain.live.simulate import simulate
 from foretrain.network.deployment_notation import equipped
 from foretrain.network.fidelity import Fidelity
 from foretrain.recipe_search import SearchResult
+from foretrain.recipe_search.bill import Failures, bill_of
 from foretrain.recipe_search.evaluation import RecipeRun, RunSetting, close, run
-from foretrain.report.recipes import indistinguishable, numbers, page, summary_lines
+from foretrain.report.recipes import cells, indistinguishable, listed, numbers, page, pareto_fronts, summary_lines
 from tests.live.command import _require_device
 from tests.recipe_search.test_strategy import searched
 from tests.waiting import until
@@ -235,6 +237,36 @@ def test_the_page_and_the_numbers_hold_every_recipe(tmp_path: Path) -> None:
     page(result, tmp_path / "found.html")
     text = (tmp_path / "found.html").read_text()
     assert all(str(one.recipe) in text for one in found.candidates)
+
+
+def test_a_front_holds_for_time_and_each_other_quantity_what_no_other_recipe_beats_in_both(tmp_path: Path) -> None:
+    found, _ = searched(tmp_path, exhaustive=True)
+    result = SearchResult(found, "dgx-h100:2", 16)
+    assert [one.name for one in pareto_fronts(result)] == ["memory"]
+
+    failures = Failures(3600.0, 0.0, 300.0, rate=1e9)
+    result = replace(result, bill=bill_of("H100", 16, 2.5, failures))
+    shown = listed(result)
+    times = [one.account.time / one.recipe.tokens for one in shown if one.account and one.recipe.tokens]
+    fronts = {one.name: one for one in pareto_fronts(result)}
+    assert [*fronts] == ["memory", "price", "energy", "goodput"]
+    for name, one in fronts.items():
+        sign = -1 if name == "goodput" else 1
+        points = [(time, sign * value) for time, value in zip(times, one.values, strict=True)]
+        for index, (time, value) in enumerate(points):
+            beaten = any(a <= time and b <= value and (a, b) != (time, value) for a, b in points)
+            assert (index in one.members) == (not beaten)
+    assert len(fronts["memory"].members) > 1
+
+    document = numbers(result)
+    for index, one in enumerate(shown):
+        names = [name for name, each in fronts.items() if index in each.members]
+        assert document["recipes"][one.recipe.number]["fronts"] == names
+        assert cells(result, one, names)["on fronts"] == ", ".join(names)
+    page(result, tmp_path / "found.html")
+    text = (tmp_path / "found.html").read_text()
+    assert "<th>on fronts</th>" in text
+    assert "memory, price, energy, goodput" in text  # the fastest one
 
 
 ROUTED = """

@@ -12,6 +12,7 @@ from foretrain.experiments import Comparison
 from foretrain.live.simulate import Simulated
 from foretrain.network.deployment_notation import topology
 from foretrain.recipe_search import SearchResult
+from foretrain.recipe_search.bill import Failures, bill_of
 from foretrain.report import recipes
 from foretrain.report.findings import SimulationFindings
 from foretrain.report.page import render as comparison_page
@@ -43,7 +44,8 @@ def pages(comparison: Comparison, done: Simulated, tmp_path_factory: pytest.Temp
     }
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text, "utf-8")
-    recipes.page(SearchResult(searched(folder)[0], "dgx-h100:2", 16), folder / "search.html")
+    bill = bill_of("H100", 16, 2.5, Failures(3600.0, 0.0, 300.0, rate=1e9))
+    recipes.page(SearchResult(searched(folder)[0], "dgx-h100:2", 16, bill=bill), folder / "search.html")
     return {name: folder / f"{name}.html" for name in (*texts, "search")}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,57 @@ def listed(result: SearchResult) -> list[RecipeState]:
     return sorted(known, key=lambda one: result.found.objective(account_of(one), one.recipe))
 
 
-def cells(result: SearchResult, candidate: RecipeState) -> dict[str, str]:
-    """Return a recipe's row, by the column's name."""
+@dataclass(frozen=True, slots=True)
+class ParetoFront:
+    """Recipes that no other beats in both time for the same tokens and one other quantity.
+
+    Attributes:
+        name: of the other quantity.
+        title: of its axis, with the unit.
+        values: of `listed` recipes, in their order.
+        members: indexes of those on the front, the fastest first.
+    """
+
+    name: str
+    title: str
+    values: tuple[float, ...]
+    members: tuple[int, ...]
+
+
+def pareto_fronts(result: SearchResult) -> list[ParetoFront]:
+    """Return the fronts of time and memory, and of time and price, energy and goodput where these are known."""
+    shown, bill = listed(result), result.bill
+    accounts = [account_of(one) for one in shown]
+    scales, times, unit = _per_tokens(shown)
+    values = {"memory": ("memory of a GPU at its peak (GiB)", [one.reserved / 2**30 for one in accounts])}
+    if bill is not None and bill.price is not None:
+        money = [(bill.money(one) or 0.0) * scale for one, scale in zip(accounts, scales, strict=True)]
+        values["price"] = f"{bill.currency or 'price'} for {unit}", money
+    if bill is not None and bill.watts is not None:
+        energy = [(bill.joules(one) or 0.0) / 3.6e6 * scale for one, scale in zip(accounts, scales, strict=True)]
+        values["energy"] = f"kWh for {unit}", energy
+    if bill is not None and bill.failures is not None:
+        values["goodput"] = "goodput (%)", [100 * bill.useful(one) for one in accounts]
+    fronts = []
+    for name, (title, numbers_) in values.items():
+        sign = -1 if name == "goodput" else 1  # of goodput more is better
+        members = front([(time, sign * value) for time, value in zip(times, numbers_, strict=True)])
+        fronts.append(ParetoFront(name, title, tuple(numbers_), tuple(members)))
+    return fronts
+
+
+def fronts_by_recipe(result: SearchResult) -> dict[int, list[str]]:
+    """Return the names of the fronts that a recipe is on, by the recipe's number."""
+    shown = listed(result)
+    names: dict[int, list[str]] = {one.recipe.number: [] for one in shown}
+    for each in pareto_fronts(result):
+        for index in each.members:
+            names[shown[index].recipe.number].append(each.name)
+    return names
+
+
+def cells(result: SearchResult, candidate: RecipeState, fronts: Sequence[str]) -> dict[str, str]:
+    """Return a recipe's row, by the column's name; ``fronts`` are the names of those that it is on."""
     account, winner = account_of(candidate), result.found.winner
     outcome = candidate.outcome or next(iter(candidate.pieces.values()))
     value, error = objective_ratio(result, candidate)
@@ -136,15 +186,17 @@ def cells(result: SearchResult, candidate: RecipeState) -> dict[str, str]:
             row["kWh/Mtoken"] = f"{joules * many / 3.6e6:.3g}"
     row["bound by"] = bound_by(account)
     row["loses by"] = "" if candidate is winner else why_slower(account, account_of(winner))
+    row["on fronts"] = ", ".join(fronts)
     row[""] = "" if candidate.status == "whole" else "extended"
     return row
 
 
 def _ranking(result: SearchResult) -> Table:
-    rows = [cells(result, candidate) for candidate in listed(result)[:ROWS]]
+    fronts = fronts_by_recipe(result)
+    rows = [cells(result, candidate, fronts[candidate.recipe.number]) for candidate in listed(result)[:ROWS]]
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in rows[0]:
-        left = name in ("recipe", "bound by", "loses by", "")
+        left = name in ("recipe", "bound by", "loses by", "on fronts", "")
         table.add_column(name, justify="left" if left else "right", overflow="fold", no_wrap=not left)
     for row in rows:
         table.add_row(*(escape(cell) for cell in row.values()))
@@ -155,6 +207,7 @@ def numbers(result: SearchResult) -> dict[str, Any]:
     """Return the document of ``--json``."""
     found = result.found
     tied = {candidate.recipe.number for candidate in indistinguishable(result)}
+    fronts = fronts_by_recipe(result)
     recipes = []
     for one in sorted(found.candidates, key=lambda one: one.recipe.number):
         row: dict[str, Any] = {"values": one.recipe.values, "status": one.status, "reason": one.reason}
@@ -171,10 +224,8 @@ def numbers(result: SearchResult) -> dict[str, Any]:
             if result.bill is not None:
                 row |= {"money": result.bill.money(one.account), "joules": result.bill.joules(one.account)}
                 row["goodput"] = result.bill.useful(one.account)
+            row["fronts"] = fronts.get(one.recipe.number, [])
         recipes.append(row)
-    shown = listed(result)
-    for index in _front_of(shown):
-        recipes[shown[index].recipe.number]["front"] = True
     return {
         "cluster": result.cluster,
         "goal": result.goal,
@@ -195,7 +246,8 @@ def numbers(result: SearchResult) -> dict[str, Any]:
 
 def page(result: SearchResult, path: Path) -> None:
     """Write the page of a search to ``path``. MissingExtra without Jinja2."""
-    winner, rows = account_of(result.found.winner), [cells(result, one) for one in listed(result)]
+    winner, fronts = account_of(result.found.winner), fronts_by_recipe(result)
+    rows = [cells(result, one, fronts[one.recipe.number]) for one in listed(result)]
     out = [one for one in result.found.candidates if one.status in _OUT]
     others = len(indistinguishable(result))
     first, *more = (f"{line[:1].upper()}{line[1:]}." for line in summary_lines(result))
@@ -208,7 +260,7 @@ def page(result: SearchResult, path: Path) -> None:
     ]
     text = document(
         "recipes.html",
-        {"steps": _steps(result), "front": _front(result)},
+        {"steps": _steps(result), "fronts": _fronts(result)},
         title=f"{Path(result.command[0]).name} on {result.cluster}",
         good=True,
         verdict=f"{result.best} is the best recipe" + ", but not for sure" * (others > 0),
@@ -225,7 +277,7 @@ def page(result: SearchResult, path: Path) -> None:
 
 def _steps(result: SearchResult) -> Figure:
     shown = listed(result)[:_BARS]
-    scales, title = _per_tokens(shown)
+    scales, _, unit = _per_tokens(shown)
     figure = Figure(30 * len(shown) + 120, barmode="stack")
     for key, (name, color) in _PARTS.items():
         accounts = [account_of(one) for one in shown]
@@ -237,49 +289,48 @@ def _steps(result: SearchResult) -> Figure:
             customdata=[f"{getattr(one, key) / one.time:.1%} of the step" for one in accounts],
             hovertemplate="<b>%{y}</b><br>" + name + ": %{customdata}",
         )
-    figure.update_xaxes(title=title)
+    figure.update_xaxes(title=f"seconds for {unit}")
     figure.update_yaxes(autorange="reversed")
     return figure
 
 
-def _per_tokens(shown: Sequence[RecipeState]) -> tuple[list[float], str]:
-    """Return what makes times of steps comparable: factors for a million tokens, where they are known; and a title."""
-    if not all(one.recipe.tokens for one in shown):
-        return [1.0] * len(shown), "step (s)"
-    return [1e6 / (one.recipe.tokens or 1.0) for one in shown], "seconds for a million tokens"
+def _per_tokens(shown: Sequence[RecipeState]) -> tuple[list[float], list[float], str]:
+    """Return factors that make steps comparable, times with them in s, and their unit.
 
-
-def _front_of(shown: Sequence[RecipeState]) -> list[int]:
-    """Return the indexes of recipes that no other beats in both time for the same tokens and memory."""
-    scales, _ = _per_tokens(shown)
-    points = [
-        (account_of(one).time * scale, account_of(one).reserved) for one, scale in zip(shown, scales, strict=True)
-    ]
-    return front(points)
-
-
-def _front(result: SearchResult) -> Figure:
-    shown = listed(result)
-    scales, title = _per_tokens(shown)
+    They are for a million tokens where the space says how many a step has, and for a step otherwise.
+    """
+    known = all(one.recipe.tokens for one in shown)
+    scales = [1e6 / (one.recipe.tokens or 1.0) if known else 1.0 for one in shown]
     times = [account_of(one).time * scale for one, scale in zip(shown, scales, strict=True)]
-    memory = [account_of(one).reserved / 2**30 for one in shown]
-    best = _front_of(shown)
+    return scales, times, "a million tokens" if known else "a step"
+
+
+def _fronts(result: SearchResult) -> Figure:
+    """Draw a panel for each front, with all recipes as points."""
+    shown, fronts = listed(result), pareto_fronts(result)
+    _, times, unit = _per_tokens(shown)
     names = [str(one.recipe) for one in shown]
-    figure = Figure(420)
-    for name, mode, color, chosen in (
-        ("all", "markers", BLUE, range(len(shown))),
-        ("what no other beats in both", "lines+markers", ORANGE, best),
-    ):
-        figure.add_scatter(
-            x=[memory[index] for index in chosen],
-            y=[times[index] for index in chosen],
-            name=name,
-            mode=mode,
-            line={"color": color, "width": 2},
-            marker={"color": color, "size": 7},
-            customdata=[names[index] for index in chosen],
-            hovertemplate="<b>%{customdata}</b><br>%{x:.1f} GiB, %{y:.4g} s",
-        )
-    figure.update_xaxes(title="memory of a GPU at its peak (GiB)")
-    figure.update_yaxes(title=title)
+    columns = min(len(fronts), 2)
+    rows = -(-len(fronts) // columns)
+    figure = Figure(380 * rows, rows=rows, columns=columns)
+    for panel, one in enumerate(fronts, 1):
+        for name, mode, color, chosen in (
+            ("all", "markers", BLUE, range(len(shown))),
+            ("what no other beats in both", "lines+markers", ORANGE, one.members),
+        ):
+            figure.add_scatter(
+                panel=panel,
+                x=[one.values[index] for index in chosen],
+                y=[times[index] for index in chosen],
+                name=name,
+                legendgroup=name,
+                showlegend=panel == 1,
+                mode=mode,
+                line={"color": color, "width": 2},
+                marker={"color": color, "size": 7},
+                customdata=[names[index] for index in chosen],
+                hovertemplate=f"<b>%{{customdata}}</b><br>{one.title}: %{{x:.4g}}<br>%{{y:.4g}} s",
+            )
+        figure.update_xaxes(panel, title=one.title)
+        figure.update_yaxes(panel, title=f"seconds for {unit}")
     return figure
