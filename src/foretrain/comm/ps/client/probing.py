@@ -20,13 +20,13 @@ from foretrain.units import COST_SHIFT, NANOSECOND, SECOND
 _SMALL, _LARGE = 4 << 10, 1 << 20
 """Bytes of the timed messages."""
 _SERIES: Final = (3, 12, 32, 8)
-"""Repetitions of a series; rounds of small messages in it, one by one and together, and of large ones."""
+"""Repetitions of a series; rounds of small messages in it, one by one and together, and of large ones, by server."""
 _DEPTH: Final = 16
-"""Most messages in flight."""
+"""Most messages in flight at a server."""
 
 
 def depth(size: int) -> int:
-    """Return the number of messages of ``size`` bytes in flight that keeps both directions and both ends busy."""
+    """Return the messages of ``size`` bytes in flight at each server that keep both directions and both ends busy."""
     return max(4, min(_DEPTH, _LARGE // size))
 
 
@@ -54,12 +54,16 @@ class PushProbe:
         self.hear()
 
     def cost(self) -> CostModel:
-        """Return the cost of one push-and-pull: κ with several in flight, latency and θ from small ones."""
+        """Return the cost of one push-and-pull: κ with several in flight, latency and θ from small ones.
+
+        Every server has as many in flight as one alone would, so that all are busy.
+        """
         repeated, small, many, large = _SERIES
+        servers = len(self._links.connections)
         self.series(_SMALL, small, 1)
         alone = median(self.series(_SMALL, small, 1) for _ in range(repeated))
-        busy = median(self.series(_SMALL, many, depth(_SMALL)) for _ in range(repeated))
-        each = median(self.series(_LARGE, large, depth(_LARGE)) for _ in range(repeated))
+        busy = median(self.series(_SMALL, servers * many, servers * depth(_SMALL)) for _ in range(repeated))
+        each = median(self.series(_LARGE, servers * large, servers * depth(_LARGE)) for _ in range(repeated))
         per_byte = max(1, round(each * NANOSECOND * 2**COST_SHIFT / _LARGE))
         return CostModel(
             overhead=round(busy) * NANOSECOND,
