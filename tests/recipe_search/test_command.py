@@ -5,23 +5,32 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec import structs
 
 from foretrain.cli.search import run_command
 from foretrain.errors import ConfigError
+from foretrain.experiments.result_store import ResultStore
+from foretrain.live.imbalance import COUNT
 from foretrain.live.rank_processes import WarmForkServers
 from foretrain.live.simulate import simulate
 from foretrain.network.deployment_notation import equipped
 from foretrain.network.fidelity import Fidelity
 from foretrain.recipe_search import SearchResult
 from foretrain.recipe_search.bill import Failures, bill_of
-from foretrain.recipe_search.evaluation import RecipeRun, RunSetting, close, run
+from foretrain.recipe_search.evaluation import RecipeRun, RunResult, RunSetting, close, run
+from foretrain.recipe_search.expert_curve import expert_curves
+from foretrain.recipe_search.space import declared, expand
 from foretrain.report.recipes import cells, indistinguishable, listed, numbers, page, pareto_fronts, summary_lines
 from tests.live.command import _require_device
-from tests.recipe_search.test_strategy import searched
+from tests.recipe_search.test_strategy import SCRIPT as SCRIPT_OF_PIPELINES
+from tests.recipe_search.test_strategy import SPACE as SPACE_OF_PIPELINES
+from tests.recipe_search.test_strategy import Workers, searched, simulated
 from tests.waiting import until
 
 SCRIPT = """
@@ -305,3 +314,89 @@ def test_given_loads_of_experts_reach_every_recipe(tmp_path: Path) -> None:
     assert set(balanced.values()) == {0.12}
     assert len(set(uneven.values())) == 1  # the same seed and step
     assert min(uneven.values()) > 0.2
+
+
+def test_what_other_loads_of_experts_take_is_a_curve_of_the_two_best_recipes(tmp_path: Path) -> None:
+    _require_device()
+    (tmp_path / "train.py").write_text(ROUTED)
+    (tmp_path / "space.toml").write_text("[values]\nwidth = [1024, 2048, 4096]\nbatch = 4\n")
+    command = [sys.executable, "-m", "foretrain", "search", "--cluster", "H100", "--space", "space.toml", "--jobs", "1"]
+    options = ["--experts", "lognormal(0.4,2)", "--experts-curve", "--json", "found.json", "--html", "found.html"]
+    script = ["--", "train.py", "{width}", "{batch}"]
+    ended = subprocess.run([*command, *options, *script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    seconds = {one["values"]["width"]: one["seconds"] for one in found["recipes"]}
+    assert [one["values"] for one in found["experts_curves"]] == [{"width": 1024}, {"width": 2048}]
+    for curve in found["experts_curves"]:
+        points = {(one["sigma"], one["seed"]): one for one in curve["points"]}
+        assert len(points) == 10
+        assert points[0, 0]["busiest_expert"] == 1
+        assert points[0.4, 2]["seconds"] == pytest.approx(seconds[curve["values"]["width"]])
+        assert points[0.8, 2]["seconds"] > points[0, 0]["seconds"]
+    assert "uneven loads of experts, width=1024: +" in ended.stdout
+    assert 'id="imbalance"' in (tmp_path / "found.html").read_text()
+
+
+def _point(run: RecipeRun) -> RunResult:
+    sigma = float(run.setting.experts.removeprefix("lognormal(").partition(",")[0])
+    if sigma == 0.8:
+        return RunResult(run.id, "memory", reason="out of memory")
+    return _uneven(simulated(run), 1 + sigma)
+
+
+def _uneven(result: RunResult, factor: float) -> RunResult:
+    assert result.account is not None
+    longer = structs.replace(result.account, time=result.account.time * factor)
+    return structs.replace(result, account=longer, busiest_expert=factor)
+
+
+def _curves(folder: Path, answer: Callable[[RecipeRun], RunResult], **options: Any) -> tuple[Any, Workers]:
+    recipes = expand(declared(SPACE_OF_PIPELINES), SCRIPT_OF_PIPELINES, 16, 8).recipes[:2]
+    pool = Workers(answer)
+    folder.mkdir(exist_ok=True)
+    with ResultStore(folder, RunResult) as store:
+        return expert_curves(recipes, RunSetting("dgx"), 3, store, pool, **options), pool  # pyright: ignore
+
+
+def test_a_curve_of_loads_is_simulated_once_and_shown_with_what_fails(tmp_path: Path) -> None:
+    curves, pool = _curves(tmp_path / "curve", _point)
+    assert len(pool.asked) == 2 * COUNT
+    assert {point.failure for one in curves for point in one.points if point.sigma == 0.8} == {"out of memory"}
+    again, none = _curves(tmp_path / "curve", _point)
+    assert again == curves
+    assert not none.asked
+
+    found, _ = searched(tmp_path)
+    result = SearchResult(found, "dgx-h100:2", 16, experts="lognormal(0.3)", curves=curves)
+    first = str(curves[0].recipe)
+    sentence = f"uneven loads of experts, {first}: +20.0% with lognormal(0.2), +40.0% with lognormal(0.4)"
+    assert any(line.startswith(sentence) for line in summary_lines(result))
+    page(result, tmp_path / "found.html")
+    text = (tmp_path / "found.html").read_text()
+    assert 'id="imbalance"' in text
+    assert f"{first}, lognormal(0.8,1): out of memory" in text
+
+
+def test_a_script_without_routers_has_no_curve_of_loads(tmp_path: Path) -> None:
+    curves, pool = _curves(tmp_path / "none", simulated)
+    assert curves == ()
+    assert len(pool.asked) == 2
+
+
+def test_a_budget_ends_a_curve_of_loads_with_what_it_has(tmp_path: Path) -> None:
+    curves, pool = _curves(tmp_path / "late", _point, deadline=0.0)
+    assert not pool.asked
+    assert [one.points for one in curves] == [(), ()]
+    found, _ = searched(tmp_path)
+    result = SearchResult(found, "dgx-h100:2", 16, curves=curves)
+    page(result, tmp_path / "found.html")
+    assert 'id="imbalance"' not in (tmp_path / "found.html").read_text()
+
+
+def test_a_curve_of_loads_that_is_shown_nowhere_is_refused(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "space.toml").write_text(SPACE)
+    with pytest.raises(ConfigError, match="is shown nowhere"):
+        run_command(["--space", "space.toml", "--experts-curve", "--", "train.py", "--width={width}"])

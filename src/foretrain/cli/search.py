@@ -58,6 +58,8 @@ class SearchOptions:
         device: the cluster's GPUs, e.g. A100, or a file written by foretrain calibrate.
         fault: as of foretrain simulate: worse links and GPUs, e.g. link:leaf3-spine1=10%, gpu:s0.gpu3=80%.
         experts: as of foretrain simulate: loads of experts, e.g. lognormal(0.3) or a file.
+        experts_curve: also simulate the two best recipes with other loads of experts, ten more times each, for curves
+            of the step's time against their imbalance on the page (--html) and in the numbers (--json).
         factor: as of foretrain simulate: a number, or a framework with a fitted factor.
         goal: what to minimise for a token: time (step), time with failures (goodput), money (cost) or energy.
         price: of a GPU's hour, in any currency; by default a list price, which is printed with its date.
@@ -87,6 +89,7 @@ class SearchOptions:
     device: DeviceText | None = None
     fault: tuple[FaultText, ...] | None = None
     experts: Annotated[str, named("balanced|lognormal(SIGMA)|FILE")] = "balanced"
+    experts_curve: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     factor: FactorText = "1"
     goal: Literal["step", "cost", "energy", "goodput"] = "step"
     price: float | None = None
@@ -125,6 +128,8 @@ def _start(options: SearchOptions, script: Sequence[str]) -> None:
     words, module = script_of(script, options.module, _EXAMPLE)
     check_writable(html=options.html, json=options.json)
     check_apart(options.space, html=options.html, json=options.json)
+    if options.experts_curve and options.html is None and options.json is None:
+        raise ConfigError("experts_curve", True, "is shown nowhere", "add --html page.html or --json numbers.json")
     budget = None if options.budget is None else _seconds(options.budget, "budget")
     store = options.store or Path(f"{words[0] if module else Path(words[0]).name}.search")
     with patience(PREPARING):
@@ -139,7 +144,7 @@ def _start(options: SearchOptions, script: Sequence[str]) -> None:
         with searching() as progress:
             result = find(
                 words, options.space, options.cluster, module=module, device=options.device, factor=options.factor,
-                faults=options.fault or (), experts=options.experts,
+                faults=options.fault or (), experts=options.experts, experts_curve=options.experts_curve,
                 store=store, budget=budget, goal=options.goal, price=options.price,
                 failures=failures, checkpoint_every=every, run_tokens=options.run_tokens,
                 compare_with=options.compare_with,
@@ -151,6 +156,8 @@ def _start(options: SearchOptions, script: Sequence[str]) -> None:
     except (KeyboardInterrupt, SystemExit, OSError):
         sys.stderr.write(f"foretrain: what was simulated is kept in {store}; the same command goes on\n")
         raise
+    if options.experts_curve and not result.curves:
+        sys.stderr.write("foretrain: no curve of loads: no counted choices of a router's topk or argmax were seen\n")
     widen_piped_output()
     show(result)
     if options.html is not None:

@@ -17,8 +17,15 @@ SIGMAS = (0.0, 0.2, 0.4, 0.8)
 """Standard deviations of the loads' logarithms."""
 SEEDS = 3
 """Draws for each of them."""
-COUNT = 1 + SEEDS * (len(SIGMAS) - 1)
-"""Simulations of a curve: loads without spread are the same with all seeds."""
+DRAWS = tuple((sigma, seed) for sigma in SIGMAS for seed in range(SEEDS if sigma else 1))
+"""Spreads and seeds of a curve, by ascending spread: loads without spread are the same with all seeds."""
+COUNT = len(DRAWS)
+"""Simulations of a curve."""
+
+
+def drawn_loads(sigma: float, seed: int) -> str:
+    """Return the notation of loads with this spread and seed; see `foretrain.live.device.settings.ExpertLoads`."""
+    return f"lognormal({sigma},{seed})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +53,14 @@ def imbalance_points(run: Callable[[str], Simulated]) -> Iterator[ImbalancePoint
     ``run`` simulates the script with the loads it is given as text. A simulation that runs out of memory, or fails
     otherwise, is a point without a time.
     """
-    for sigma in SIGMAS:
-        for seed in range(SEEDS if sigma else 1):
-            try:
-                done = run(f"lognormal({sigma},{seed})")
-            except ForetrainError as error:
-                failure = "out of memory" if isinstance(error, OutOfMemory) else str(error).splitlines()[0]
-                yield ImbalancePoint(sigma, seed, None, failure=failure)
-                continue
-            loads = done.loads
-            if loads is None:
-                return
-            yield ImbalancePoint(sigma, seed, done.forecast.iteration_time, loads.busiest_expert, loads.busiest_rank)
+    for sigma, seed in DRAWS:
+        try:
+            done = run(drawn_loads(sigma, seed))
+        except ForetrainError as error:
+            failure = "out of memory" if isinstance(error, OutOfMemory) else str(error).splitlines()[0]
+            yield ImbalancePoint(sigma, seed, None, failure=failure)
+            continue
+        loads = done.loads
+        if loads is None:
+            return
+        yield ImbalancePoint(sigma, seed, done.forecast.iteration_time, loads.busiest_expert, loads.busiest_rank)

@@ -21,6 +21,7 @@ from foretrain.network.deployment_notation import equipped, with_faults
 from foretrain.recipe_search import evaluation
 from foretrain.recipe_search.bill import Bill, Failures, bill_of
 from foretrain.recipe_search.evaluation import Account, RunResult, RunSetting, digest_of
+from foretrain.recipe_search.expert_curve import RECIPES, ExpertCurve, expert_curves
 from foretrain.recipe_search.space import Recipe, declared, expand
 from foretrain.recipe_search.strategy import Objective, Progress, RecipeState, Search, SearchFindings
 
@@ -39,6 +40,8 @@ class SearchResult:
         compared: the user's own recipe, if asked for.
         bill: money, energy and failures.
         goal: what was minimised.
+        experts: loads of experts with which recipes were simulated, as given.
+        curves: of the best recipes, what other loads of experts take; empty where nobody asked, or without routers.
     """
 
     found: SearchFindings
@@ -47,6 +50,8 @@ class SearchResult:
     compared: RecipeState | None = None
     bill: Bill | None = None
     goal: Goal = "step"
+    experts: str = "balanced"
+    curves: tuple[ExpertCurve, ...] = ()
 
     @property
     def best(self) -> Recipe:
@@ -74,6 +79,7 @@ def search(
     factor: str | float = 1.0,
     faults: Sequence[str] = (),
     experts: str = "balanced",
+    experts_curve: bool = False,
     store: str | Path | None = None,
     budget: float | None = None,
     goal: Goal = "step",
@@ -99,6 +105,7 @@ def search(
         factor: of the framework's efficiency, or its name.
         faults: of links and GPUs; see `foretrain.network.deployment_notation.with_faults`.
         experts: loads of experts; see `foretrain.live.simulate.simulate`.
+        experts_curve: simulate the two best recipes also with other loads, ten more times each.
         store: folder that keeps outcomes, so that an interrupted search goes on; None keeps none.
         budget: seconds after which no simulation starts.
         goal: what to minimise for a token, or a step where the space does not say how many tokens it has: time, time
@@ -155,8 +162,12 @@ def search(
             deadline=deadline, progress=progress, scratch=scratch,
         )  # fmt: skip
         found = made.run()
+        curves = () if not experts_curve else expert_curves(
+            [one.recipe for one in found.ranked[:RECIPES]], setting, recipes.file.steps, kept, pool, deadline=deadline,
+            progress=progress, scratch=scratch,
+        )  # fmt: skip
     compared = None if own is None else found.candidates[own.number]
-    return SearchResult(found, str(where), where.total_gpus, compared, bill, goal)
+    return SearchResult(found, str(where), where.total_gpus, compared, bill, goal, experts, curves)
 
 
 def _objective(goal: Goal, bill: Bill) -> Objective:

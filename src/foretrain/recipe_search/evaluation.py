@@ -96,6 +96,8 @@ class RunResult(msgspec.Struct, frozen=True, omit_defaults=True):
         cpu: seconds that this machine computed for it.
         unknown: kernels whose times are guesses.
         saves_always: whether its step contains a checkpoint, as every step does that could be taken.
+        busiest_expert, busiest_rank: as of `foretrain.live.routed_loads.RoutedLoads`; None where loads of experts were
+            not given, or no choices were counted.
     """
 
     id: str
@@ -110,6 +112,8 @@ class RunResult(msgspec.Struct, frozen=True, omit_defaults=True):
     cpu: float = 0.0
     unknown: tuple[str, ...] = ()
     saves_always: bool = False
+    busiest_expert: float | None = None
+    busiest_rank: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +158,7 @@ class RecipeRun:
     @property
     def id(self) -> str:
         """Return a hash of all that decides the outcome, and of what an outcome holds."""
-        known = self.setting, self.argv, self.steps, Account.__struct_fields__
+        known = self.setting, self.argv, self.steps, Account.__struct_fields__, RunResult.__struct_fields__
         return hashlib.blake2b(repr(known).encode(), digest_size=10).hexdigest()
 
 
@@ -278,6 +282,8 @@ def _result(name: str, done: Simulated) -> RunResult:
         live=len(forecast.ranks),
         unknown=forecast.unknown,
         saves_always=forecast.saves_always,
+        busiest_expert=None if done.loads is None else done.loads.busiest_expert,
+        busiest_rank=None if done.loads is None else done.loads.busiest_rank,
     )
 
 

@@ -219,7 +219,7 @@ def numbers(found: SimulationFindings) -> dict[str, Any]:
         ],
         "schedules": [_schedule(one) for one in found.done.trace.schedules if one.plan],
         "experts": None if found.done.loads is None else _experts(found.done.loads),
-        "experts_curve": [_point(point) for point in found.curve],
+        "experts_curve": [imbalance_numbers(point) for point in found.curve],
         "warnings": dict(forecast.warnings),
         "unknown_operators": list(forecast.unknown),
         "wall": forecast.wall,
@@ -256,7 +256,8 @@ def _experts(loads: RoutedLoads) -> dict[str, Any]:
     }
 
 
-def _point(point: ImbalancePoint) -> dict[str, Any]:
+def imbalance_numbers(point: ImbalancePoint) -> dict[str, Any]:
+    """Return a point of a curve of expert loads for JSON; the time in seconds."""
     return {
         "sigma": point.sigma,
         "seed": point.seed,

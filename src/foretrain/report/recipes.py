@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -14,11 +15,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from foretrain.files import write_atomically
+from foretrain.live.imbalance import drawn_loads
 from foretrain.recipe_search import SearchResult
 from foretrain.recipe_search.comparison import bound_by, front, interval, ratio, sigma, why_slower
 from foretrain.recipe_search.evaluation import Account
+from foretrain.recipe_search.expert_curve import ExpertCurve
 from foretrain.recipe_search.strategy import RecipeState
 from foretrain.report.document import BLUE, GREY, LINE, ORANGE, Card, Figure, document
+from foretrain.report.findings import imbalance_numbers
+from foretrain.report.simulation_page import add_draws
 from foretrain.units import SECOND, format_time
 
 ROWS = 12
@@ -67,6 +72,9 @@ def summary_lines(result: SearchResult) -> Iterator[str]:
             yield f"{_OUT[status]}, {count} recipes: {reason}"
     if result.bill is not None:
         yield from result.bill.lines(account_of(found.winner), found.winner.recipe.tokens)
+    for curve in result.curves:
+        if sentence := _imbalance_cost(curve):
+            yield sentence
     own = result.compared
     if own is not None:
         if own.account is None:
@@ -77,6 +85,19 @@ def summary_lines(result: SearchResult) -> Iterator[str]:
                 f"yours, {own.recipe}: {value:.3f} ± {error:.3f} times the winner's {_GOALS[result.goal]}"
                 f" ({why_slower(own.account, account_of(found.winner)) or 'as good'})"
             )
+
+
+def _imbalance_cost(curve: ExpertCurve) -> str:
+    """Return what uneven loads of experts add to a recipe's step; empty where too little was simulated."""
+    times: dict[float, list[float]] = {}
+    for point in curve.points:
+        if point.time is not None:
+            times.setdefault(point.sigma, []).append(point.time)
+    if 0.0 not in times or len(times) < 2:
+        return ""
+    balanced = times.pop(0.0)[0]
+    costs = [f"{fmean(drawn) / balanced - 1:+.1%} with lognormal({sigma})" for sigma, drawn in times.items()]
+    return f"uneven loads of experts, {curve.recipe}: {', '.join(costs)}, over balanced ones, in the mean of draws"
 
 
 def indistinguishable(result: SearchResult) -> list[RecipeState]:
@@ -240,6 +261,11 @@ def numbers(result: SearchResult) -> dict[str, Any]:
         "extension_error": found.error,
         "finished": found.finished,
         "warnings": list(found.warnings),
+        "experts": result.experts,
+        "experts_curves": [
+            {"values": one.recipe.values, "points": [imbalance_numbers(point) for point in one.points]}
+            for one in result.curves
+        ],
         "recipes": recipes,
     }
 
@@ -258,9 +284,12 @@ def page(result: SearchResult, path: Path) -> None:
         Card("As good", f"{others}", "other recipes that cannot be told from the winner"),
         Card("Simulations", f"{result.found.runs:,}", f"for {len(result.found.candidates):,} recipes"),
     ]
+    figures = {"steps": _steps(result), "fronts": _fronts(result)}
+    if (loads := _imbalance(result)) is not None:
+        figures["imbalance"] = loads
     text = document(
         "recipes.html",
-        {"steps": _steps(result), "fronts": _fronts(result)},
+        figures,
         title=f"{Path(result.command[0]).name} on {result.cluster}",
         good=True,
         verdict=f"{result.best} is the best recipe" + ", but not for sure" * (others > 0),
@@ -269,6 +298,13 @@ def page(result: SearchResult, path: Path) -> None:
         cards=cards,
         columns=list(rows[0]),
         rows=rows,
+        experts=result.experts,
+        failures=[
+            f"{one.recipe}, {drawn_loads(point.sigma, point.seed)}: {point.failure}"
+            for one in result.curves
+            for point in one.points
+            if point.failure
+        ],
         out=[(str(one.recipe), f"{_OUT[one.status]}: {one.reason}") for one in out],
         command=shlex.join(result.command),
     )
@@ -334,3 +370,17 @@ def _fronts(result: SearchResult) -> Figure:
         figure.update_xaxes(panel, title=one.title)
         figure.update_yaxes(panel, title=f"seconds for {unit}")
     return figure
+
+
+def _imbalance(result: SearchResult) -> Figure | None:
+    """Draw the curves of expert loads; None where there are none."""
+    curves = [one for one in result.curves if any(point.time is not None for point in one.points)]
+    if not curves:
+        return None
+    known = all(one.recipe.tokens for one in curves)  # recipes may differ in the tokens of a step
+    figure = Figure(340, showlegend=True)
+    for one, color in zip(curves, (BLUE, ORANGE), strict=False):
+        scale = 1e6 / (one.recipe.tokens or 1.0) if known else 1.0
+        add_draws(figure, one.points, str(one.recipe), f"{one.recipe}, one draw", color, scale)
+    figure.update_xaxes(title="load of the busiest expert over the mean")
+    return figure.update_yaxes(title="ms for a million tokens" if known else "ms a step", rangemode="tozero")

@@ -9,6 +9,7 @@ from statistics import fmean
 from foretrain.device.model import PROVENANCES
 from foretrain.files import write_atomically
 from foretrain.live.forecast import RankForecast
+from foretrain.live.imbalance import ImbalancePoint, drawn_loads
 from foretrain.report.document import BLUE, INK, LINE, ORANGE, SERIES, Card, Figure, document
 from foretrain.report.findings import SimulationFindings, share
 from foretrain.report.simulation import BANNER, checkpoint, experts, interval, percent, shown
@@ -239,25 +240,7 @@ def imbalance(found: SimulationFindings) -> Figure | None:
     if not points:
         return None
     figure = Figure(300, showlegend=True)
-    sigmas = sorted({point.sigma for point in points})
-    alike = [[point for point in points if point.sigma == sigma] for sigma in sigmas]
-    figure.add_scatter(
-        x=[fmean(point.busiest_expert or 1.0 for point in group) for group in alike],
-        y=[fmean(point.time or 0 for point in group) / MILLISECOND for group in alike],
-        name="mean of the draws",
-        mode="lines",
-        line={"color": BLUE, "width": 1.5},
-        hovertemplate="mean of the draws<br>%{y:.4~g} ms, busiest expert %{x:.3~g} × the mean",
-    )
-    figure.add_scatter(
-        x=[point.busiest_expert for point in points],
-        y=[(point.time or 0) / MILLISECOND for point in points],
-        customdata=[f"lognormal({point.sigma},{point.seed})" for point in points],
-        name="one draw",
-        mode="markers",
-        marker={"color": BLUE, "size": 7},
-        hovertemplate="%{customdata}<br>%{y:.4~g} ms, busiest expert %{x:.3~g} × the mean",
-    )
+    add_draws(figure, points, "mean of the draws", "one draw", BLUE)
     loads = found.done.loads
     figure.add_scatter(
         x=[1.0 if loads is None else loads.busiest_expert],
@@ -269,6 +252,44 @@ def imbalance(found: SimulationFindings) -> Figure | None:
     )
     figure.update_xaxes(title="load of the busiest expert over the mean")
     return figure.update_yaxes(title="ms a step", rangemode="tozero")
+
+
+def add_draws(
+    figure: Figure, points: Sequence[ImbalancePoint], mean: str, draw: str, color: str, scale: float = 1.0
+) -> None:
+    """Add a curve of expert loads to ``figure``: every draw as a point, and a line through the means of each spread.
+
+    Args:
+        figure: whose axes are the busiest expert's load over the mean, and ms.
+        points: those without a time are left out.
+        mean, draw: names of the line and of the points.
+        color: of both.
+        scale: of times.
+    """
+    known = [
+        (point, point.busiest_expert, point.time * scale / MILLISECOND)
+        for point in points
+        if point.time is not None and point.busiest_expert is not None
+    ]
+    sigmas = sorted({point.sigma for point, _, _ in known})
+    alike = [[(load, time) for point, load, time in known if point.sigma == sigma] for sigma in sigmas]
+    figure.add_scatter(
+        x=[fmean(load for load, _ in group) for group in alike],
+        y=[fmean(time for _, time in group) for group in alike],
+        name=mean,
+        mode="lines",
+        line={"color": color, "width": 1.5},
+        hovertemplate=f"{mean}<br>%{{y:.4~g}} ms, busiest expert %{{x:.3~g}} × the mean",
+    )
+    figure.add_scatter(
+        x=[load for _, load, _ in known],
+        y=[time for _, _, time in known],
+        customdata=[drawn_loads(point.sigma, point.seed) for point, _, _ in known],
+        name=draw,
+        mode="markers",
+        marker={"color": color, "size": 7},
+        hovertemplate="%{customdata}<br>%{y:.4~g} ms, busiest expert %{x:.3~g} × the mean",
+    )
 
 
 def _stacked(ranks: tuple[RankForecast, ...]) -> Figure:
