@@ -37,6 +37,16 @@ def test_neighbours_differ_in_one_knob_by_one_stride(name, seed, stride):
             assert 0 < apart[place] <= math.log(stride) + 0.2
 
 
+@pytest.mark.parametrize("name", ["partition", "credit"])
+def test_a_size_that_is_too_large_to_matter_moves_from_the_largest_that_does(name):
+    space = Space.of(spec("bytescheduler"), WORK)
+    knob = next(knob for knob in space.free if knob.name == name)
+    most = space.limits(knob)[1]
+    far = [one.settings[name] for one in space.neighbours(space.at(**{name: 100 * most}), knob, 4.0)]
+    assert min(far) == pytest.approx(most / 4, rel=0.05)
+    assert max(far) <= 1.1 * most
+
+
 def test_knobs_that_are_set_are_kept():
     space = Space.of(spec("bytescheduler(credit=1MB)"), WORK)
     assert [knob.name for knob in space.free] == ["partition", "fuse"]

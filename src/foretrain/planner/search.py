@@ -150,12 +150,17 @@ class Space:
         return [self.at(**each) for each in found]
 
     def neighbours(self, spec: Spec, knob: Knob, stride: float) -> list[Spec]:
-        """Return ``spec`` with ``knob`` multiplied and divided by ``stride``, or one place up and down its grid."""
+        """Return ``spec`` with ``knob`` multiplied and divided by ``stride``, or one place up and down its grid.
+
+        A value beyond a limit counts as the limit: between them nothing makes a difference.
+        """
         value = spec.settings[knob.name]
         if knob.grid:
             here = _place(knob, value)
             near = [knob.grid[i] for i in (here - 1, here + 1) if 0 <= i < len(knob.grid)]
         else:
+            low, high = self.limits(knob)
+            value = min(max(value, low), high)
             near = [self.rounded(value * factor, knob) for factor in (stride, 1 / stride)]
         return [Spec(spec.name, {**spec.knobs, knob.name: new}) for new in near if new != value]
 
