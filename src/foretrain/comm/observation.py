@@ -6,6 +6,7 @@ model: policies that plan ahead (Prophet, MG-WFBP, PACE …) need them, as does 
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -244,28 +245,41 @@ _FREE = 0.7
 
 
 class Ticks(NamedTuple):
-    """CPU time of all cores together: busy and total, in the kernel's unit."""
+    """CPU time.
+
+    Attributes:
+        busy, all: of all cores together, in the kernel's unit.
+        own, wall: of this process, and what passed meanwhile, ns.
+    """
 
     busy: int
     all: int
+    own: int = 0
+    wall: int = 0
 
     def plus(self, began: Ticks, now: Ticks) -> Ticks:
         """Return these ticks plus the time between two readings of `ticks`."""
-        return Ticks(self.busy + now.busy - began.busy, self.all + now.all - began.all)
+        return Ticks(*(mine + after - before for mine, before, after in zip(self, began, now, strict=True)))
 
 
 def ticks() -> Ticks:
-    """Return the ticks since boot; zeros where the kernel does not report them."""
+    """Return the ticks since boot; of all cores zeros where the kernel does not report them."""
+    own = time.process_time_ns(), time.monotonic_ns()
     try:
         first = _STAT.read_text(encoding="ascii").partition("\n")[0]
     except OSError:
-        return Ticks(0, 0)
+        return Ticks(0, 0, *own)
     # cpu user nice system idle iowait irq softirq steal guest guest_nice; user and nice include the last two.
     times = [int(word) for word in first.split()[1:9]]
-    return Ticks(sum(times) - sum(times[3:5]), sum(times))
+    return Ticks(sum(times) - sum(times[3:5]), sum(times), *own)
 
 
 def crowding(spent: Ticks) -> float:
-    """Return 0 if a woken thread finds a free core, up to 1 if each operation takes its time from the computation."""
+    """Return 0 if a woken thread finds a free core, up to 1 if each operation takes its time from the computation.
+
+    Of a computation that leaves the cores alone, as an accelerator's does, an operation takes nothing, however busy
+    others keep them.
+    """
     busy = spent.busy / spent.all if spent.all > 0 else 0.0
-    return min(1.0, max(0.0, (busy - _FREE) / (1 - _FREE)))
+    computing = min(1.0, spent.own / spent.wall) if spent.wall > 0 else 0.0
+    return computing * min(1.0, max(0.0, (busy - _FREE) / (1 - _FREE)))
