@@ -109,7 +109,7 @@ def test_a_time_a_size_and_a_rate_survive_text_exactly(number, rate):
     [
         (units.format_time(850 * MILLISECOND), "850 ms"),
         (units.format_time(999_960_000), "1.00 ms"),
-        (units.format_time(0), "0.00 ps"),
+        (units.format_time(0), "0 s"),
         (units.format_time(-2 * SECOND), "-2.00 s"),
         (units.format_size(512), "512 B"),
         (units.format_size(0.875), "0.875 B"),

@@ -122,7 +122,9 @@ def _significant(value: float, steps: tuple[tuple[float, str], ...]) -> str:
 
 
 def format_time(time: float) -> str:
-    """Three significant digits for a person: ``"850 ms"``."""
+    """Three significant digits for a person: ``"850 ms"``; ``"0 s"`` for no time."""
+    if not time:
+        return "0 s"
     return _significant(time, ((SECOND, "s"), (MILLISECOND, "ms"), (MICROSECOND, "us"), (NANOSECOND, "ns"), (1, "ps")))
 
 

@@ -185,7 +185,7 @@ def grid(
     from rich.console import Console
 
     from foretrain.experiments.grid import grid as grid_of
-    from foretrain.report.grid import page, table
+    from foretrain.report.grid import page, table, verdict
 
     check_writable(html=html, json=json)
     names = tuple(name for text in schedules for name in split(text))
@@ -200,6 +200,7 @@ def grid(
         made = grid_of(work, clusters, collectives, names, tuned=tune, progress=progress, simulated=simulated)
     console = Console(highlight=False)
     console.print(table(made))
+    console.print(f"{verdict(made)}.", style="bold green", markup=False)
     write_outputs(
         console,
         (html, lambda path: page(made, path, command_line())),

@@ -13,6 +13,7 @@ from foretrain.experiments.grid import ParameterSweep
 from foretrain.network import Cluster, Place, cluster
 from foretrain.planner import ScheduleRequest, requested_schedule
 from foretrain.planner.bucket_advice import BucketAdvice, advise_buckets
+from foretrain.planner.choice import ratio_deviation
 from foretrain.schedule import IDEAL, POLICIES, Bound, Spec
 from foretrain.simulation import Run, simulate
 from foretrain.simulation.simulation import bound
@@ -33,12 +34,14 @@ class Advice:
         worth_it: whether the best schedule gains at least 3 % over DDP at its best, not counting what it gains only
             by updating parameters beside the computation.
         gain: the best schedule's speed-up over DDP at its best, that included.
+        deviation: one standard deviation of the gain: how far forecasts were off in the lab.
         verdict: worth it or not.
         reasons: why, and what would help.
     """
 
     worth_it: bool
     gain: float
+    deviation: float
     verdict: str
     reasons: str
 
@@ -59,7 +62,8 @@ def advise(baseline: Run, runs: Sequence[Run]) -> Advice:
     gain = baseline.iteration_time / best.iteration_time
     updates = _updates(baseline, best)
     worth = (baseline.iteration_time - updates) / best.iteration_time >= _WORTH
-    verdict = _verdict(baseline, best, worth, gain) + _caveat(baseline, best, updates)
+    deviation = gain * ratio_deviation(baseline.cluster, best.cluster)
+    verdict = _verdict(baseline, best, worth, deviation) + _caveat(baseline, best, updates)
     if _costly(best):
         # T* leaves latency and θ out, so nothing that is read off it would be to the point.
         reasons = (
@@ -69,22 +73,22 @@ def advise(baseline: Run, runs: Sequence[Run]) -> Advice:
     else:
         further = "beyond that, " if worth and best.bound.kind == "compute-bound" else ""
         reasons = f"{_why(best)}; {further}{_what_helps(best)}"
-    return Advice(worth, gain, verdict, reasons)
+    return Advice(worth, gain, deviation, verdict, reasons)
 
 
-def _verdict(baseline: Run, best: Run, worth: bool, gain: float) -> str:
-    limit = baseline.iteration_time / baseline.bound.time
+def _verdict(baseline: Run, best: Run, worth: bool, deviation: float) -> str:
+    gain, limit = (baseline.iteration_time / time for time in (best.iteration_time, baseline.bound.time))
     if worth:
         return (
-            f"Worth it: {best.schedule.name} makes an iteration {gain:.2f}× as fast as DDP at its best; "
-            f"no schedule can exceed {limit:.2f}×"
+            f"Worth it: {best.schedule.name} makes an iteration {gain:.2f} ± {deviation:.2f}× as fast as DDP at its "
+            f"best; no schedule can exceed {limit:.2f}×"
         )
     if limit < _WORTH:
         return f"Not worth it, keep DDP: its best is within {limit - 1:.1%} of the optimum; no schedule can gain more"
     if gain <= 1:
         what = "no schedule here beats DDP at its best"
     else:
-        what = f"{best.schedule.name} gains {gain - 1:.1%} over DDP at its best"
+        what = f"{best.schedule.name} gains {gain - 1:.1%} ± {deviation:.1%} over DDP at its best"
     return f"Not worth it, keep DDP: {what}; at most {limit - 1:.1%} is possible"
 
 
@@ -228,7 +232,12 @@ class Comparison:
             },
             "baseline": str(self.baseline.schedule),
             "runs": [run.to_dict() | {"speedup": self.speedup(run)} for run in self.runs],
-            "advice": {"worth_it": self.advice.worth_it, "gain": self.advice.gain, "text": self.advice.text},
+            "advice": {
+                "worth_it": self.advice.worth_it,
+                "gain": self.advice.gain,
+                "deviation": self.advice.deviation,
+                "text": self.advice.text,
+            },
             "buckets": self.buckets.to_dict() if self.buckets else None,
             "sweep": self.sweep.to_dict() if self.sweep else None,
         }

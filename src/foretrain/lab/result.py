@@ -180,6 +180,11 @@ class LabResult:
         """Return the speedup of ``one`` over the baseline; 1 without one."""
         return self.baseline.time / one.time if self.baseline else 1.0
 
+    def speedup_range(self, one: CaseResult) -> tuple[float, float]:
+        """Return the least and the largest speedup between the middle halves of ``one`` and of the baseline."""
+        base = self.baseline or one
+        return base.spread[0] / one.spread[1], base.spread[1] / one.spread[0]
+
     def find(self, start: str) -> CaseResult | None:
         """Return the first measured case whose name starts with ``start``."""
         return next((one for one in self.measured if one.case.name.startswith(start)), None)

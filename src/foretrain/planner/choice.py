@@ -72,6 +72,11 @@ def usual(place: Place, crowding: float = 0.0) -> GainUncertainty:
     return replace(found, forecast=max(found.forecast, crowding * CROWDED))
 
 
+def ratio_deviation(one: Place, other: Place) -> float:
+    """Return the relative standard deviation of the ratio of two forecasts, one on each place."""
+    return math.hypot(usual(one).forecast, usual(other).forecast)
+
+
 def uncertainty(baseline: Candidate, one: Candidate, doubts: tuple[GainUncertainty, GainUncertainty]) -> float:
     """Return the standard deviation of the gain of ``one`` over ``baseline``, as a share of an iteration.
 

@@ -14,7 +14,7 @@ from typing import Any
 from foretrain.errors import ConfigError, unknown
 from foretrain.network import Cluster, Place, cluster
 from foretrain.planner.candidate_search import COMPRESSIONS, describe, engines, halvable
-from foretrain.planner.choice import Recommendation, choose
+from foretrain.planner.choice import Recommendation, choose, ratio_deviation
 from foretrain.units import exact_rate, parse_rate, to_seconds
 from foretrain.workload.step import Workload
 
@@ -75,6 +75,10 @@ class WhatIfs:
         """Return the samples per second relative to the case without a change."""
         return case.throughput / self.cases[0].throughput
 
+    def deviation(self, case: WhatIf) -> float:
+        """Return one standard deviation of `factor`: how far forecasts were off in the lab."""
+        return self.factor(case) * ratio_deviation(self.cases[0].place, case.place)
+
     @property
     def most(self) -> WhatIf | None:
         """Return the change that helps most; None where none brings 5 %."""
@@ -88,12 +92,15 @@ class WhatIfs:
             return "Nothing was changed."
         if (most := self.most) is None:
             return "No single change of these would bring 5 % more samples a second."
-        return f"{most.label} helps most: {self.factor(most):.2f}× the samples a second."
+        return f"{most.label} helps most: {self.factor(most):.2f} ± {self.deviation(most):.2f}× the samples a second."
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers, for JSON."""
         most = self.most
-        rows = [case.to_dict() | {"factor": self.factor(case)} for case in self.cases]
+        rows = [
+            case.to_dict() | {"factor": self.factor(case), "factor_deviation": self.deviation(case)}
+            for case in self.cases
+        ]
         return {"cases": rows, "helps_most": most and most.label}
 
 

@@ -209,7 +209,7 @@ const Charts = (() => {
       if (columns > 1 && this.width < 340 * columns) {
         rows *= columns; height *= columns * 0.8; columns = 1;
       }
-      const wide = this.parallel ? Math.max(this.width, 84 * this.parallel.dimensions.length) : this.width;
+      const wide = this.parallel ? Math.max(this.width, 76 * this.parallel.dimensions.length) : this.width;
       const ratio = Math.min(devicePixelRatio || 1, 3);
       canvas.width = Math.round(wide * ratio);
       canvas.height = Math.round(height * ratio);

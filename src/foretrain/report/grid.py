@@ -42,6 +42,13 @@ def table(grid: Grid) -> Table:
     return made
 
 
+def verdict(grid: Grid) -> str:
+    """Return the main finding as a sentence."""
+    cell, run = grid.best
+    time = f"{format_time(run.iteration_time)} ± {usual(run.cluster).forecast:.1%}"
+    return f"{cell.topology} with {cell.carried_by} under {run.schedule.name} is the fastest: {time} an iteration"
+
+
 def page(grid: Grid, path: Path, command: str = "") -> None:
     """Write one self-contained page with the heat map."""
     cell, run = grid.best
@@ -61,7 +68,7 @@ def page(grid: Grid, path: Path, command: str = "") -> None:
             title=_title(grid),
             command=command,
             good=True,
-            verdict=f"{cell.topology} with {cell.carried_by} under {run.schedule.name} is the fastest",
+            verdict=verdict(grid),
             reasons=reasons,
             cards=cards,
         ),

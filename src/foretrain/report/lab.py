@@ -95,8 +95,15 @@ def verdict(result: LabResult) -> str:
     gain = result.speedup(best)
     if gain < 1:
         return f"No schedule beat {_baseline(result)}; {best.case.name} is {1 / gain - 1:.1%} slower"
-    what = f"{best.case.name} makes an iteration {gain:.2f}× as fast as {_baseline(result)} here"
+    what = f"{best.case.name} makes an iteration {gain:.2f}× ({_range(result)}) as fast as {_baseline(result)} here"
     return what if gain >= _WORTH else f"Nothing much to gain: {what}"
+
+
+def _range(result: LabResult) -> str:
+    """Return the best case's speed-up between the middle halves of iterations, as text."""
+    assert result.best is not None
+    low, high = result.speedup_range(result.best)
+    return f"{low:.2f} to {high:.2f}×"
 
 
 def _baseline(result: LabResult) -> str:
@@ -231,7 +238,7 @@ def cards(result: LabResult) -> list[Card]:
     errors = [abs(one.error) for one in result.measured if one.error is not None]
     found = [Card("Communication / computation", f"{result.ratio:.2f}", f"on links of {format_rate(result.rate)}")]
     if best and baseline:
-        gained = f"{best.case.name} over {_baseline(result)}"
+        gained = f"{_range(result)} between middle halves; {best.case.name} over {_baseline(result)}"
         found.append(Card("Speed-up", f"{result.speedup(best):.2f}×", gained))
     if best:
         found.append(Card("Optimum T*", format_time(best.bound.time), "no schedule can be faster on these links"))

@@ -65,7 +65,7 @@ def cards(comparison: Comparison) -> list[Card]:
     """The key numbers, in the order of the page."""
     best, baseline, bound = fastest(ranking(comparison)), comparison.baseline, comparison.bound
     limit = baseline.iteration_time / bound.time
-    gain = f"{comparison.speedup(best):.2f} ± {comparison.speedup(best) * spread(comparison):.2f}×"
+    gain = f"{comparison.speedup(best):.2f} ± {comparison.advice.deviation:.2f}×"
     return [
         Card("Optimum T*", format_time(bound.time), "no schedule can be faster on this network"),
         _choice(comparison, best),
@@ -77,11 +77,6 @@ def cards(comparison: Comparison) -> list[Card]:
         ),
         _binding(bound),
     ]
-
-
-def spread(comparison: Comparison) -> float:
-    """Return the standard deviation of a ratio of two forecasts, relative: how far those in the lab were off."""
-    return math.sqrt(2) * usual(comparison.cluster).forecast
 
 
 def _choice(comparison: Comparison, best: Run) -> Card:

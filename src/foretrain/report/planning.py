@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -115,9 +114,7 @@ def page(found: WhatIfs, path: Path, command: str = "") -> None:
     ]
     if most is not None:
         rate = f"{format_rate_of_samples(most.throughput)} {unit}/s"
-        factor = found.factor(most)
-        spread = factor * math.hypot(error, usual(most.place).forecast)
-        cards.append(Card("helps most", most.label, f"{factor:.2f} ± {spread:.2f}×: {rate}"))
+        cards.append(Card("helps most", most.label, f"{found.factor(most):.2f} ± {found.deviation(most):.2f}×: {rate}"))
     write_atomically(
         path,
         document(
@@ -128,7 +125,7 @@ def page(found: WhatIfs, path: Path, command: str = "") -> None:
             command=command,
             good=most is not None,
             verdict=found.advice,
-            reasons=" ".join(now.choice.lines).replace("auto: ", ""),
+            reasons=", ".join(line.removeprefix("auto: ") for line in now.choice.lines) + ".",
             cards=cards,
             rows=rows(found),
             most=most and most.label,

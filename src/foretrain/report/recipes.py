@@ -46,7 +46,8 @@ def show(result: SearchResult) -> None:
         console.print(line, markup=False, soft_wrap=True)
     for warning in found.warnings:
         console.print(f"[yellow]warning[/]: {escape(warning)}")
-    console.print(f"\n[bold]winner[/] {escape(str(result.best))}")
+    row = cells(result, found.winner)
+    console.print(f"\n[bold]winner[/] {escape(str(result.best))}: {row['step']} a step (95 %: {row['95 %']})")
     console.print(shlex.join(result.command), markup=False, soft_wrap=True)
 
 

@@ -277,17 +277,19 @@ def _exchange(schedule: ModelSchedule) -> str:
 def show_comparison(stock: Simulated, done: Simulated) -> None:
     """Print the distance of a policy from PyTorch's own DistributedDataParallel, and from the optimum."""
     table = Table(title="DistributedDataParallel and the policy", title_justify="left")
-    for name in ("exchange", "iteration", "speed-up", "exposed"):
+    for name in ("exchange", "iteration", "95 %", "speed-up", "exposed"):
         table.add_column(name, justify="left" if name == "exchange" else "right")
     before, after = stock.forecast, done.forecast
     names = ", ".join(str(schedule.plan.schedule) for schedule in done.trace.schedules if schedule.plan) or "as before"
     for name, found in (("PyTorch's own", before), (names, after)):
         gain = before.iteration_time / found.iteration_time
-        table.add_row(name, format_time(found.iteration_time), f"{gain:.2f}×", format_time(found.first.mean("exposed")))
+        between = " to ".join(map(format_time, found.interval))
+        exposed = shown(found.first.mean("exposed"))
+        table.add_row(name, format_time(found.iteration_time), between, f"{gain:.2f}×", exposed)
     for schedule in done.trace.schedules:
         if schedule.plan:
             best = schedule.plan.bound.time
-            table.add_row("T*, what no order beats", format_time(best), f"{before.iteration_time / best:.2f}×", "")
+            table.add_row("T*, what no order beats", format_time(best), "", f"{before.iteration_time / best:.2f}×", "")
     Console(highlight=False).print(table)
 
 

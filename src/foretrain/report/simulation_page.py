@@ -34,7 +34,8 @@ def render(found: SimulationFindings, command: str = "") -> str:
         _figures(found),
         command=command,
         good=not forecast.unknown and found.left > 0,
-        verdict=f"{format_time(forecast.iteration_time)} an iteration on {forecast.world:,} × {forecast.device.name}",
+        verdict=f"{format_time(forecast.iteration_time)} (95 %: {interval(found)}) an iteration "
+        f"on {forecast.world:,} × {forecast.device.name}",
         reasons=_reasons(found),
         cards=_cards(found),
         experts="" if found.done.loads is None else experts(found.done.loads),

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from foretrain.experiments.result_table import Column, ParetoFront, Row, Table, best, front, over_seeds
 from foretrain.files import write_atomically
+from foretrain.planner.choice import ALL_REDUCE, SERVED
 from foretrain.report.document import BLUE, LINE, SERIES, Card, Figure, document
 from foretrain.report.table import foldable, plain_table
 from foretrain.units import SECOND, format_rate, format_size, format_time
@@ -100,8 +101,14 @@ def verdict(found: SweepFindings) -> str:
     wins = sum(row["speedup"] >= 1.03 for row in found.best)
     return (
         f"On {wins} of {len(found.best)} workloads and clusters a schedule gains 3 % or more; at most "
-        f"{top['speedup']:.2f}×, by {top['policy']} for {top['workload']} on {top['cluster']}"
+        f"{top['speedup']:.2f} ± {_deviation(top):.2f}×, by {top['policy']} for {top['workload']} on {top['cluster']}"
     )
+
+
+def _deviation(row: Row) -> float:
+    """Return one standard deviation of a row's speed-up: how far forecasts were off in the lab."""
+    served = row["exchange"] in ("ps", "ps_colocated", "parameter_server")
+    return row["speedup"] * math.sqrt(2) * (SERVED if served else ALL_REDUCE).forecast
 
 
 def reasons(found: SweepFindings) -> str:
@@ -179,7 +186,7 @@ def page(found: SweepFindings, path: Path, title: str, command: str = "") -> Non
             verdict=verdict(found),
             reasons=f"{reasons(found)}.",
             cards=_cards(found),
-            objectives=f"{names[0]} against {names[1]}",
+            objectives=f"{names[0].capitalize()} against {names[1]}",
             rows=lines(found),
             more=_more(found),
             thinned=thinned,
@@ -195,7 +202,7 @@ def _cards(found: SweepFindings) -> list[Card]:
     near = sum(row["gap"] <= 0.05 for row in found.best)
     return [
         Card("scenarios", f"{len(found.table.rows):,}", f"{len(found.best):,} workloads and clusters"),
-        Card("largest gain", f"{top['speedup']:.2f}×", f"{top['policy']} on {top['cluster']}"),
+        Card("largest gain", f"{top['speedup']:.2f} ± {_deviation(top):.2f}×", f"{top['policy']} on {top['cluster']}"),
         Card("largest throughput", f"{fast['samples_per_second']:,.0f}/s", f"{fast['workload']} on {fast['cluster']}"),
         Card("near the optimum", f"{near:,}", "workloads and clusters whose best is within 5 % of T*"),
     ]
@@ -220,12 +227,16 @@ def _front_figure(found: SweepFindings) -> Figure:
 def _points(figure: Figure, rows: Iterable[Row], x: str, y: str, **style: Any) -> None:
     kept = [row for row in rows if row[x] is not None and row[y] is not None]
     figure.add_scatter(
-        x=[row[x] for row in kept],
-        y=[row[y] for row in kept],
+        x=[row[x] * _SCALES.get(x, 1) for row in kept],
+        y=[row[y] * _SCALES.get(y, 1) for row in kept],
         customdata=[f"{workload_of(row)} on {row['cluster']}<br>{row['schedule']}" for row in kept],
         hovertemplate="%{customdata}<br>%{y:.4g} at %{x:.4g}",
         **style,
     )
+
+
+_SCALES = {"bandwidth": 8e-9}
+"""Factors of objectives whose unit on an axis is another than in the table: bandwidth in Gb/s."""
 
 
 def _wide(values: Sequence[float]) -> bool:
@@ -234,7 +245,7 @@ def _wide(values: Sequence[float]) -> bool:
 
 def _titled(found: SweepFindings, name: str) -> str:
     units = {"time": "s", "rate": "bytes/s", "size": "bytes"}
-    unit = units.get(found.table.column(name).kind)
+    unit = "Gb/s" if name in _SCALES else units.get(found.table.column(name).kind)
     return name.replace("_", " ") + (f" ({unit})" if unit else "")
 
 
