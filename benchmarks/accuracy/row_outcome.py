@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 from rows import Row
+
+if TYPE_CHECKING:
+    from foretrain.live.rank_processes import WarmForkServers
 
 HERE = Path(__file__).parent
 
@@ -129,27 +132,27 @@ def _outcome(row: Row, factor: float | None, host: float | None, memory: int | N
     chosen = ",ranks=0-" + str(row.ranks - 1)
     where = deployment(f"{row.cluster},device={device}{chosen}").carried_by("nccl")
     begin = time.perf_counter()
-    with tempfile.TemporaryFile() as said:
-        kept = _redirected(said.fileno())
-        try:
-            script = [str(HERE / row.script), *row.argv]
-            measured = Path(row.calibration) if row.calibration else None
-            found = simulate(
-                script,
-                where,
-                steps=STEPS,
-                factor=stack if factor is None else factor,
-                host=launch,
-                memory=memory,
-                calibration=measured,
-            ).forecast
-        except ForetrainError as error:
-            said.seek(0)
-            lines = [line for line in said.read().decode(errors="replace").splitlines() if "Error" in line]
-            reason = (lines or [str(error)])[-1][:300]
-            return replace(known, failure=reason, wall=time.perf_counter() - begin)
-        finally:
-            _restore(kept)
+    warm, said = _warm()
+    said.seek(0)
+    said.truncate()
+    script = [str(HERE / row.script), *row.argv]
+    measured = Path(row.calibration) if row.calibration else None
+    try:
+        found = simulate(
+            script,
+            where,
+            steps=STEPS,
+            factor=stack if factor is None else factor,
+            host=launch,
+            memory=memory,
+            calibration=measured,
+            warm=warm,
+        ).forecast
+    except ForetrainError as error:
+        said.seek(0)
+        lines = [line for line in said.read().decode(errors="replace").splitlines() if "Error" in line]
+        reason = (lines or [str(error)])[-1][:300]
+        return replace(known, failure=reason, wall=time.perf_counter() - begin)
     memory = max(rank.memory.reserved for rank in found.ranks)
     times = found.first.times
     return replace(
@@ -162,17 +165,10 @@ def _outcome(row: Row, factor: float | None, host: float | None, memory: int | N
     )
 
 
-def _redirected(target: int) -> tuple[int, int]:
-    """What the ranks print is the script's, not ours."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    kept = os.dup(1), os.dup(2)
-    os.dup2(target, 1)
-    os.dup2(target, 2)
-    return kept
+@lru_cache(maxsize=1)
+def _warm() -> tuple[WarmForkServers, IO[bytes]]:
+    """Return what forks this process's simulations, so that they import PyTorch once, and where scripts print."""
+    from foretrain.live.rank_processes import WarmForkServers
 
-
-def _restore(kept: tuple[int, int]) -> None:
-    for number, saved in enumerate(kept, 1):
-        os.dup2(saved, number)
-        os.close(saved)
+    said = tempfile.TemporaryFile()  # noqa: SIM115, it lives as the process
+    return WarmForkServers(said.fileno()).__enter__(), said
