@@ -9,6 +9,9 @@ recipes that both simulated whole tell how fast it was.
 Every recipe that a search simulates whole must come out as kept, to the picosecond: otherwise forecasts have changed,
 what is kept is stale, and the benchmark ends with the command that makes it anew.
 
+Goodput: over a grid of failures, checkpoints, repairs with spares, and stragglers, how far the closed form is from a
+simulation of failures, one by one.
+
 Published rankings: runs of accuracy/groundtruth-train.csv that differ in their recipe alone, with the forecasts that
 accuracy.py has kept; is the fastest that was measured among the three that are forecast to be?
 
@@ -16,7 +19,7 @@ accuracy.py has kept; is the fastest that was measured among the three that are 
                                                   a space of which nothing is kept is exhausted first, in hours
     python benchmarks/search.py --quick           one space
     python benchmarks/search.py --space NAME      only those with this in their names
-    python benchmarks/search.py --published       only the published rankings, at once
+    python benchmarks/search.py --published       only goodput and the published rankings, in a minute
     python benchmarks/search.py --exhaust FOLDER  simulates spaces whole and keeps that; goes on from what FOLDER has
 """
 
@@ -46,11 +49,21 @@ from rows import read  # noqa: E402, its folder is no package
 from scipy.stats import spearmanr  # noqa: E402
 
 from foretrain.recipe_search import search  # noqa: E402
+from foretrain.recipe_search.bill import (  # noqa: E402
+    Failures,
+    Stragglers,
+    best_interval,
+    goodput,
+    simulated_goodput,
+)
 
 FORECASTS = HERE / "data/accuracy.jsonl"
 """Forecasts of published runs, which benchmarks/accuracy.py has simulated."""
 KEPT = HERE / "data/search.json"
 """Whole simulations of all recipes of the spaces below."""
+HOUR = 3600.0
+SIMULATED_FAILURES = 10_000
+"""Mean times between failures that a simulation of goodput works for."""
 LEAST = 4
 """Runs that make a ranking."""
 _YES = {True: "yes", False: "no "}
@@ -267,10 +280,24 @@ def published() -> Iterator[Ranking]:
         yield Ranking(name, len(pairs), len(batches[key]), three == 1, first, three, rank, shared)
 
 
+def goodput_errors() -> Iterator[float]:
+    """Yield how far goodput by the closed form is from the simulation, relatively, at the best interval."""
+    repairs = ((0.0, 0), (4 * HOUR, 1), (24 * HOUR, 2))
+    slow_times = ((6 * HOUR, HOUR, 1.0), (6 * HOUR, HOUR, 1.4), (24 * HOUR, 12 * HOUR, 1.25), (2 * HOUR, 300.0, 2.0))
+    grid = itertools.product((6 * HOUR, 24 * HOUR), (10.0, 120.0), repairs, slow_times)
+    for mtbf, checkpoint, (repair, spares), (every, lasts, slowdown) in grid:
+        failures = Failures(
+            mtbf, checkpoint, 300.0, repair, spares, stragglers=Stragglers(every, lasts, 0.5), slowdown=slowdown
+        )  # fmt: skip
+        interval = best_interval(failures)
+        simulated = simulated_goodput(failures, interval, work=SIMULATED_FAILURES * mtbf)
+        yield abs(goodput(failures, interval) / simulated - 1)
+
+
 def own_options(parser: argparse.ArgumentParser) -> None:
     """--space, --published, --exhaust."""
     parser.add_argument("--space", action="append", metavar="NAME", help="only spaces with this in their name")
-    parser.add_argument("--published", action="store_true", help="only the published rankings, which simulates nothing")
+    parser.add_argument("--published", action="store_true", help="only goodput and the published rankings")
     parser.add_argument("--exhaust", type=Path, metavar="FOLDER", help="simulate spaces whole, and keep that")
 
 
@@ -309,6 +336,8 @@ def main() -> None:
             f"Spearman {one.rank:6.3f}  shared {one.shared:5.2f}"
         )
     print(f"shared, in the median of rankings of one batch: {median(one.shared for one in alike):.2f}")
+    goodput_error = max(goodput_errors())
+    print(f"goodput by the closed form is within {goodput_error:.2%} of the simulation")
     nothing = math.nan
     results = {
         "regret_max": max((one.regret for one in found if one.name != LARGE.name), default=nothing),
@@ -316,6 +345,7 @@ def main() -> None:
         "candidates_per_min": min((60 * one.recipes / one.seconds for one in found), default=nothing),
         "top3_share": sum(one.top for one in rankings) / len(rankings),
         "spearman_median": median(one.rank for one in rankings),
+        "goodput_error_max": goodput_error,
         "top3_share_one_batch": sum(one.top for one in alike) / len(alike),
         "spearman_median_one_batch": median(one.rank for one in alike),
     }

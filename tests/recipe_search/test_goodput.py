@@ -1,6 +1,7 @@
 """The closed form of goodput against a simulation of failures, and against itself where it has limits."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,15 +11,17 @@ from foretrain.errors import ConfigError
 from foretrain.network.deployment_notation import deployment
 from foretrain.recipe_search.bill import (
     Failures,
+    Stragglers,
     best_interval,
     bill_of,
+    erlang,
     goodput,
     job_mtbf,
-    lacking,
     simulated_goodput,
     young,
 )
-from foretrain.recipe_search.evaluation import Account
+from foretrain.recipe_search.evaluation import Account, RecipeRun, RunSetting, close, run
+from tests.live.command import _require_device
 
 HOUR = 3600.0
 
@@ -56,13 +59,74 @@ def test_rates_of_failures_add_up() -> None:
 
 def test_a_spare_saves_the_repair() -> None:
     without = Failures(2 * HOUR, 30.0, 300.0, repair=HOUR)
-    assert lacking(0.5, 0) == 1
-    assert lacking(0.5, 1) == pytest.approx(0.5 / 1.5)
+    assert erlang(0.5, 1) == pytest.approx(0.5 / 1.5)
+    assert erlang(0.5, 2) == pytest.approx(0.125 / 1.625)
     for spares in (0, 1, 3):
         failures = Failures(2 * HOUR, 30.0, 300.0, repair=HOUR, spares=spares)
         assert goodput(failures, 900.0) >= goodput(without, 900.0)
         simulated = simulated_goodput(failures, 900.0, work=2e7)
-        assert goodput(failures, 900.0) == pytest.approx(simulated, rel=0.03)
+        assert goodput(failures, 900.0) == pytest.approx(simulated, rel=0.01)
+
+
+@pytest.mark.parametrize(("repair", "spares"), [(0.0, 0), (24 * HOUR, 2)])
+@pytest.mark.parametrize("slow", [(6 * HOUR, HOUR, 1.4), (24 * HOUR, 12 * HOUR, 1.25), (2 * HOUR, 300.0, 2.0)])
+def test_stragglers_slow_the_job_as_in_the_simulation(
+    slow: tuple[float, float, float], repair: float, spares: int
+) -> None:
+    every, lasts, slowdown = slow
+    stragglers = Stragglers(every, lasts, 0.5)
+    failures = Failures(12 * HOUR, 30.0, 300.0, repair, spares, stragglers=stragglers, slowdown=slowdown)
+    interval = best_interval(failures)
+    closed = goodput(failures, interval)
+    assert closed == pytest.approx(simulated_goodput(failures, interval, 10_000 * failures.mtbf), rel=0.01)
+    without = goodput(Failures(12 * HOUR, 30.0, 300.0, repair, spares), interval)
+    share = 1 - math.exp(-lasts / every)
+    assert closed == pytest.approx(without * (1 - share + share / slowdown), rel=0.01)
+
+
+def test_a_slow_gpu_stretches_the_computation_of_a_step_alone() -> None:
+    failures = Failures(HOUR, 0.0, 300.0, rate=2e9, stragglers=Stragglers(10 * HOUR, HOUR, 0.75))
+    during = failures.during(ACCOUNT)  # computes for 6 of 10 s
+    assert during.slowdown == pytest.approx(1 + 0.6 / 3)
+    assert during.checkpoint == 2.0
+    bill = bill_of("H100", 8, 3.6, failures)
+    assert bill.useful(ACCOUNT) < bill_of("H100", 8, 3.6, Failures(HOUR, 0.0, 300.0, rate=2e9)).useful(ACCOUNT)
+    text = "".join(bill.lines(ACCOUNT, 1e6))
+    assert "a GPU is slow in 9.5% of the time, in which a step takes 1.20 times as long" in text
+
+
+PARALLEL = """
+import os
+import torch
+from torch import distributed, nn
+
+distributed.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+layers = [layer for _ in range(4) for layer in (nn.Linear(8192, 8192), nn.ReLU())]
+model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers).cuda())
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    model(torch.randn(8192, 8192, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_step_with_a_slow_gpu_takes_as_long_as_it_is_simulated(tmp_path: Path) -> None:
+    _require_device()
+    script = tmp_path / "train.py"
+    script.write_text(PARALLEL)
+    try:
+        fast, slow = (
+            run(RecipeRun(RunSetting("dgx-h100:1,ranks=0-1", faults=faults), (str(script),), 3)).account
+            for faults in ((), ("gpu:s0.gpu1=70%",))
+        )
+    finally:
+        close()
+    assert fast is not None
+    assert slow is not None
+    slowdown = Failures(HOUR, 30.0, 300.0, stragglers=Stragglers(HOUR, HOUR, 0.7)).during(fast).slowdown
+    assert 1.2 < slowdown == pytest.approx(slow.time / fast.time, rel=0.03)
 
 
 ACCOUNT = Account(
@@ -113,7 +177,7 @@ def test_failures_make_tokens_dearer() -> None:
 
 def test_a_checkpoint_takes_as_long_as_a_gpu_writes_its_part() -> None:
     written = Failures(HOUR, 0.0, 300.0, rate=2e9)
-    assert written.writing(4e9) == Failures(HOUR, 2.0, 300.0)
+    assert written.during(ACCOUNT) == Failures(HOUR, 2.0, 300.0)
     bill = bill_of("H100", 8, 3.6, written)
     assert bill.useful(ACCOUNT) == bill_of("H100", 8, 3.6, Failures(HOUR, 2.0, 300.0)).useful(ACCOUNT)
     assert "checkpoint of 2.0 s (3.7 GiB a GPU, parameters and optimizer)" in "".join(bill.lines(ACCOUNT, 1e6))

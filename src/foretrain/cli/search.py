@@ -39,7 +39,7 @@ from foretrain.units import SECOND, parse_rate, parse_time
 
 if TYPE_CHECKING:
     from foretrain.network.deployment import Deployment
-    from foretrain.recipe_search.bill import Failures
+    from foretrain.recipe_search.bill import Failures, Stragglers
 
 _EXAMPLE = "foretrain search --cluster dgx-h100:8 --space space.toml -- train.py --tp {tp}"
 
@@ -69,8 +69,10 @@ class SearchOptions:
             part, e.g. 2GB/s, of what the script saves, else of the parameters and the optimizer's state.
         checkpoint_every: time of work between checkpoints, e.g. 30min; auto is the best.
         restart: time from a failure to the first step again.
-        repair: time until a broken server is replaced, where no spare is left.
+        repair: time until a broken server is repaired, for which the job waits where no spare is left.
         spares: servers that stand by.
+        stragglers: GPUs that are slow now and then: how often each turns slow, how long it stays so, and its speed
+            meanwhile, e.g. every=5000h,lasts=2h,speed=70%.
         run_tokens: of the whole run, to see its days, price and energy, e.g. 2e12.
         compare_with: your own recipe, to see it in the ranking, e.g. tp=8,pp=2.
         budget: time after which no further simulation starts, e.g. 10min.
@@ -99,6 +101,7 @@ class SearchOptions:
     restart: TimeText = "5min"
     repair: TimeText = "0s"
     spares: int = 0
+    stragglers: Annotated[str, named("every=TIME,lasts=TIME,speed=PERCENT")] | None = None
     run_tokens: float | None = None
     compare_with: Annotated[str, named("RECIPE")] | None = None
     budget: TimeText | None = None
@@ -174,6 +177,9 @@ def _failures(options: SearchOptions, where: Deployment) -> Failures | None:
     from foretrain.recipe_search.bill import Failures, job_mtbf
 
     if options.mtbf is None:
+        if options.stragglers is not None:
+            problem = "needs to know how often the job fails"
+            raise ConfigError("stragglers", options.stragglers, problem, "give the failures as well: --mtbf 50000h")
         return None
     restart, repair = (_seconds(getattr(options, name), name) for name in ("restart", "repair"))
     if options.checkpoint.rstrip().endswith(("B/s", "bps", "Bps", "bit/s", "b/s")):
@@ -182,7 +188,32 @@ def _failures(options: SearchOptions, where: Deployment) -> Failures | None:
         checkpoint, rate = _seconds(options.checkpoint, "checkpoint"), math.inf
     if options.spares < 0:
         raise ConfigError("spares", options.spares, "cannot be", "write e.g. --spares 1")
-    return Failures(job_mtbf(where, _mtbf(options.mtbf)), checkpoint, restart, repair, options.spares, rate)
+    if checkpoint == 0 and math.isinf(rate):
+        raise ConfigError("checkpoint", options.checkpoint, "cannot be", "write e.g. --checkpoint 30s")
+    slow = None if options.stragglers is None else _stragglers(options.stragglers, where.total_gpus)
+    return Failures(job_mtbf(where, _mtbf(options.mtbf)), checkpoint, restart, repair, options.spares, rate, slow)
+
+
+def _stragglers(text: str, gpus: int) -> Stragglers:
+    """Return the stragglers of a job, of ``"every=5000h,lasts=2h,speed=70%"`` for each GPU."""
+    from foretrain.recipe_search.bill import Stragglers
+
+    remedy = "write e.g. every=5000h,lasts=2h,speed=70%"
+    parts: dict[str, str] = {}
+    for part in text.split(","):
+        name, _, value = part.strip().partition("=")
+        if name not in ("every", "lasts", "speed"):
+            raise unknown("stragglers", name, ["every", "lasts", "speed"])
+        parts[name] = value
+    if len(parts) < 3:
+        raise ConfigError("stragglers", text, "says not all of every, lasts and speed", remedy)
+    speed = parts["speed"].removesuffix("%")
+    if not (parts["speed"].endswith("%") and speed.replace(".", "", 1).isdecimal() and 0 < float(speed) <= 100):
+        raise ConfigError("stragglers", f"speed={parts['speed']}", "is no speed of a slow GPU", "write e.g. speed=70%")
+    every, lasts = _seconds(parts["every"], "stragglers"), _seconds(parts["lasts"], "stragglers")
+    if every <= 0 or lasts <= 0:
+        raise ConfigError("stragglers", text, "has a time of 0", remedy)
+    return Stragglers(every / gpus, lasts, float(speed) / 100)
 
 
 def _mtbf(text: str) -> dict[str, float]:

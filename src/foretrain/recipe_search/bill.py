@@ -8,6 +8,18 @@ Young, "A first order approximation to the optimum checkpoint interval", CACM 19
 estimate of the optimum checkpoint interval for restart dumps", FGCS 2006, eq. 20 for the total time: with a checkpoint
 of δ every τ of work, restarts of R and failures every M on average (exponential), a run of work T takes
 M exp(R/M) (exp((τ + δ)/M) − 1) T/τ. Its best τ is found numerically, from Young's.
+
+# Note [Spares]
+A broken server takes B to repair, and s servers stand by. With all s + 1 broken the job waits until one is repaired,
+and nothing fails meanwhile; otherwise a failure comes every M. So the number that are broken is that of the busy lines
+of an exchange with s + 1 lines and a load of B/M, and the job waits for the part of the time in which all are busy:
+Erlang's formula, which holds for any distribution of B with this mean. Daly's formula is of the rest of the time.
+
+# Note [Stragglers]
+GPUs turn slow at random, every E on average in the whole job, each for a time of L on average. At least one is slow for
+1 − exp(−L/E) of the time (M/G/∞). A step then takes longer by what the GPU's computation takes longer, however many are
+slow. Slow times are taken to be long beside the interval between checkpoints, so that goodput is the mean, over time,
+of Daly's formula with fast steps and with slow ones; where they are short the difference is of second order.
 """
 
 from __future__ import annotations
@@ -15,6 +27,7 @@ from __future__ import annotations
 import math
 import random
 import tomllib
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -27,6 +40,26 @@ from foretrain.recipe_search.evaluation import Account
 
 
 @dataclass(frozen=True, slots=True)
+class Stragglers:
+    """GPUs that are slow now and then; see Note [Stragglers].
+
+    Attributes:
+        every: mean time between two GPUs of the whole job turning slow, s.
+        lasts: mean time for which one stays slow, s.
+        speed: of a slow GPU over that of others.
+    """
+
+    every: float
+    lasts: float
+    speed: float
+
+    @property
+    def share(self) -> float:
+        """Return the part of the time in which a GPU of the job is slow."""
+        return -math.expm1(-self.lasts / self.every)
+
+
+@dataclass(frozen=True, slots=True)
 class Failures:
     """What fails, and what a failure costs; all in seconds.
 
@@ -35,8 +68,10 @@ class Failures:
         checkpoint: for which the job stands still to write one.
         rate: bytes per second at which a GPU writes its part of a checkpoint, for which the job stands still as well.
         restart: from a failure to the first step again, with reading the checkpoint.
-        repair: until a broken node is replaced, which comes on top where no spare is left.
-        spares: nodes that stand by.
+        repair: until a broken server is repaired, which the job waits for where no spare is left.
+        spares: servers that stand by.
+        stragglers: None for none.
+        slowdown: of a step while a GPU is slow, as a factor of its time.
     """
 
     mtbf: float
@@ -45,15 +80,25 @@ class Failures:
     repair: float = 0.0
     spares: int = 0
     rate: float = math.inf
+    stragglers: Stragglers | None = None
+    slowdown: float = 1.0
 
-    def writing(self, state: float) -> Failures:
-        """Return these where a GPU writes ``state`` bytes for a checkpoint: with the time of that in `checkpoint`."""
-        return replace(self, checkpoint=self.checkpoint + state / self.rate, rate=math.inf)
+    def during(self, account: Account) -> Failures:
+        """Return these for steps of ``account``: with the time to write its checkpoint, and what a slow GPU does."""
+        checkpoint = self.checkpoint + account.checkpoint / self.rate
+        slower = 1 / self.stragglers.speed - 1 if self.stragglers is not None else 0.0
+        slowdown = 1 + slower * account.compute / account.time
+        return replace(self, checkpoint=checkpoint, rate=math.inf, slowdown=slowdown)
 
     @property
-    def recovery(self) -> float:
-        """Return the mean time from a failure to the first step again: waiting for a repair where no spare is free."""
-        return self.restart + self.repair * lacking(self.repair / self.mtbf, self.spares)
+    def slow(self) -> float:
+        """Return the part of the time in which steps are slow."""
+        return 0.0 if self.stragglers is None else self.stragglers.share
+
+    @property
+    def waiting(self) -> float:
+        """Return the part of the time for which the job waits for a repair; see Note [Spares]."""
+        return erlang(self.repair / self.mtbf, self.spares + 1)
 
 
 def job_mtbf(where: Deployment, mtbf: Mapping[str, float]) -> float:
@@ -72,12 +117,10 @@ def job_mtbf(where: Deployment, mtbf: Mapping[str, float]) -> float:
     return 1 / rate if rate else math.inf
 
 
-def lacking(load: float, spares: int) -> float:
-    """Return the probability that a failure finds no spare: Erlang's formula, ``load`` broken nodes in the mean."""
-    if spares == 0:
-        return 1.0
+def erlang(load: float, lines: int) -> float:
+    """Return the part of the time in which all ``lines`` are busy, by Erlang's formula; ``load`` is offered to them."""
     blocked = 1.0
-    for number in range(1, spares + 1):
+    for number in range(1, lines + 1):
         blocked = load * blocked / (number + load * blocked)
     return blocked
 
@@ -88,14 +131,22 @@ def young(failures: Failures) -> float:
 
 
 def goodput(failures: Failures, interval: float) -> float:
-    """Return the part of the time that trains, by Daly's formula, with a checkpoint every ``interval`` s of work."""
-    mtbf = failures.mtbf
+    """Return training at full speed over time, by Daly's formula, with a checkpoint every ``interval`` s of work.
+
+    Work is counted in the time that it takes without stragglers. See Note [Spares] and Note [Stragglers].
+    """
+    fast, slow = _daly(failures, interval, 1.0), _daly(failures, interval, failures.slowdown)
+    return (1 - failures.waiting) * ((1 - failures.slow) * fast + failures.slow * slow)
+
+
+def _daly(failures: Failures, interval: float, slowdown: float) -> float:
+    """Return the work over time, with work ``slowdown`` times as slow, where spares never lack."""
+    mtbf, needed = failures.mtbf, interval * slowdown + failures.checkpoint
     if math.isinf(mtbf):
-        return interval / (interval + failures.checkpoint)
-    exponent = (interval + failures.checkpoint) / mtbf
-    if exponent + failures.recovery / mtbf > 500:
+        return interval / needed
+    if (needed + failures.restart) / mtbf > 500:
         return 0.0
-    return interval / (mtbf * math.exp(failures.recovery / mtbf) * math.expm1(exponent))
+    return interval / (mtbf * math.exp(failures.restart / mtbf) * math.expm1(needed / mtbf))
 
 
 def best_interval(failures: Failures) -> float:
@@ -116,27 +167,27 @@ def best_interval(failures: Failures) -> float:
 
 
 def simulated_goodput(failures: Failures, interval: float, work: float, seed: int = 0) -> float:
-    """Return the part of the time that trains in a run of ``work`` s of training, failure by failure.
+    """Return `goodput` in a run of ``work`` s of training, failure by failure and slow GPU by slow GPU.
 
-    Failures come at any time, during checkpoints and restarts as well; what was done since the last checkpoint is lost.
+    Failures come at any time, during checkpoints and restarts as well, but not while the job waits for a repair; what
+    was done since the last checkpoint is lost.
     """
-    draw = random.Random(seed)
+    draw, speeds = random.Random(seed), _Speeds(failures, seed)
     now, saved = 0.0, 0.0
     fails = draw.expovariate(1 / failures.mtbf)
-    broken: list[float] = []  # when nodes that failed are repaired
+    broken: list[float] = []  # when servers that failed are repaired, in order
     while saved < work:
         piece = min(interval, work - saved)
-        end = now + piece + (failures.checkpoint if saved + piece < work else 0.0)
+        end = speeds.end_of(now, piece) + (failures.checkpoint if saved + piece < work else 0.0)
         if end <= fails:
             now, saved = end, saved + piece
             continue
         now = fails
         while True:  # until a restart is not interrupted by another failure
-            broken = [time for time in broken if time > now]
-            wait = 0.0 if len(broken) < failures.spares else failures.repair
-            broken.append(now + failures.repair)
+            broken = [*(time for time in broken if time > now), now + failures.repair]
+            now = now if len(broken) <= failures.spares else broken[0]
             fails = now + draw.expovariate(1 / failures.mtbf)
-            end = now + failures.restart + wait
+            end = now + failures.restart
             if end <= fails:
                 now = end
                 break
@@ -144,7 +195,48 @@ def simulated_goodput(failures: Failures, interval: float, work: float, seed: in
     return work / now
 
 
-_SIMULATED_INTERVALS = 20_000
+class _Speeds:
+    """Speed of steps over time: 1, and less while a GPU is slow; drawn as far as it is asked for."""
+
+    def __init__(self, failures: Failures, seed: int) -> None:
+        self._draw, self._failures = random.Random(f"{seed}/stragglers"), failures
+        self._pieces: deque[tuple[float, float]] = deque()  # until when, and the speed
+        self._ends: list[float] = []  # of GPUs that are slow
+        self._drawn, self._next = 0.0, self._turns_slow(0.0)
+
+    def end_of(self, begin: float, work: float) -> float:
+        """Return when ``work`` is done that begins at ``begin``, which is never before that of an earlier call."""
+        while self._pieces and self._pieces[0][0] <= begin:
+            self._pieces.popleft()
+        index = 0
+        while True:
+            while index == len(self._pieces):
+                self._append()
+            until, speed = self._pieces[index]
+            if (until - begin) * speed >= work:
+                return begin + work / speed
+            work, begin, index = work - max(until - begin, 0.0) * speed, max(until, begin), index + 1
+
+    def _append(self) -> None:
+        """Draw until a GPU turns slow or recovers."""
+        speed = 1 / self._failures.slowdown if self._ends else 1.0
+        if self._ends and min(self._ends) < self._next:
+            self._drawn = min(self._ends)
+            self._ends.remove(self._drawn)
+        else:
+            self._drawn = self._next
+            stragglers = self._failures.stragglers
+            if stragglers is not None:
+                self._ends.append(self._drawn + self._draw.expovariate(1 / stragglers.lasts))
+            self._next = self._turns_slow(self._drawn)
+        self._pieces.append((self._drawn, speed))
+
+    def _turns_slow(self, now: float) -> float:
+        stragglers = self._failures.stragglers
+        return math.inf if stragglers is None else now + self._draw.expovariate(1 / stragglers.every)
+
+
+_SIMULATED_INTERVALS = 50_000
 """Checkpoints of the simulation that stands beside the closed form."""
 
 
@@ -178,10 +270,10 @@ class Bill:
         return _known()["gpus"].get(self.device, {}).get("rated")
 
     def useful(self, account: Account) -> float:
-        """Return the part of the time that trains: between failures and checkpoints; 1 where nobody said."""
+        """Return the goodput: of the time the part that trains, at full speed; 1 where nobody said what fails."""
         if self.failures is None:
             return 1.0
-        failures = self.failures.writing(account.checkpoint)
+        failures = self.failures.during(account)
         return goodput(failures, self.checkpointed(failures))
 
     def checkpointed(self, failures: Failures) -> float:
@@ -222,7 +314,7 @@ class Bill:
             totals += [] if joules is None else [f"{steps * joules / 3.6e9:,.1f} MWh without what failures take"]
             yield f"the run of {self.run:.3g} tokens: {', '.join(totals)}"
         if self.failures is not None:
-            failures = self.failures.writing(account.checkpoint)
+            failures = self.failures.during(account)
             every = self.checkpointed(failures)
             kind = "as the script saves" if account.saved else "parameters and optimizer"
             simulated = simulated_goodput(failures, every, _SIMULATED_INTERVALS * every)
@@ -232,6 +324,12 @@ class Bill:
                 f"(closed form; {simulated:.2%} in a simulation of failures; Young: every "
                 f"{young(failures) / 60:.1f} min), a failure every {failures.mtbf / 3600:.1f} h"
             )
+            if failures.stragglers is not None:
+                without = goodput(replace(failures, stragglers=None), every)
+                yield (
+                    f"a GPU is slow in {failures.slow:.1%} of the time, in which a step takes {failures.slowdown:.2f} "
+                    f"times as long; without stragglers, goodput would be {without:.2%}"
+                )
 
 
 def bill_of(

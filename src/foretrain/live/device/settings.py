@@ -178,6 +178,7 @@ class RankSettings:
         fields = json.loads(text)
         if (experts := fields["experts"]) is not None:
             fields["experts"] = ExpertLoads(**experts | {"rows": tuple(map(tuple, experts["rows"]))})
+        fields["slow"] = map(tuple, fields["slow"])  # all hashable, as those of a device are keys
         return RankSettings(**fields | {name: tuple(fields[name]) for name in _TUPLES})
 
     def of_device(self) -> RankSettings:
