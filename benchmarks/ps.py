@@ -5,13 +5,16 @@ is compared with fifo, the servers without a scheduler, in interleaved rounds. N
 
 --quick: the CPU of a message, also of a naive server's, ResNet-50 with a tenth of its bytes over one server, its links'
 use at 1 and 5 Gb/s.
---full: also a step of the links' rate; three models, three ratios of communication to computation and three set-ups,
-about 80 minutes; --json is written anew after every cell, so that nothing measured is lost.
+--full: also a step of the links' rate; three models, three ratios of communication to computation and three set-ups
+with a part of the models' bytes, a fourth with all; two hours. --json FILE is written anew after every cell, and cells
+that it has are not measured again, so that --minutes may end a run and the next goes on; beside it is a picture
+(FILE.svg) of what accelerator and links do in the first cell.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import socket
@@ -22,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
@@ -39,11 +42,11 @@ from foretrain.errors import ForetrainError
 from foretrain.lab import Lab
 from foretrain.lab.compare import conduct, experiment, on, plan_of
 from foretrain.lab.messages import LabPlan, LabProgress
-from foretrain.lab.result import CaseResult, LabResult
 from foretrain.lab.servers import PIDS
 from foretrain.launch.child_processes import ServerProcess, end_servers, server_command
 from foretrain.launch.command import SECRET, SERVERS
 from foretrain.network.switch_cluster import MESSAGE
+from foretrain.report.timeline_plot import lanes_svg
 from foretrain.units import SECOND, parse_rate
 
 SCRIPTS = Path(__file__).parent / "ps_scripts"
@@ -59,7 +62,7 @@ RATES = ("100Mbps", "1Gbps", FASTEST)
 WORKERS = 2
 """That push to one server there, so that its link is the one that is full."""
 BYTES = 30e6
-"""Of a model's gradients, about: all take fewer than they have, so that three workers fill 1 Gb/s for 0.7 s a step."""
+"""Of a model's gradients, about: fewer than they have, so that three workers fill 1 Gb/s for 0.7 s a step."""
 FAST, SLOW = "1Gbps", "500Mbps"
 """The step of bandwidth: there and back."""
 CHUNK, GRADIENTS = 64 << 10, 25 << 20
@@ -85,6 +88,8 @@ class Setup:
 
 SETUPS = (Setup(3, 1, "1Gbps"), Setup(2, 2, "500Mbps"), Setup(3, "colocated", "500Mbps"))
 """Two servers and two workers at 1 Gb/s carry 4 Gb/s, for which two cores do not suffice: that would be measured."""
+WHOLE = {"resnet50": Setup(2, 1, "1Gbps"), "inception_v3": Setup(2, 1, "1Gbps"), "vgg16": Setup(2, 1, "3Gbps")}
+"""Where models send all of their bytes; VGG-16's, 553 MB, take 1.5 s each way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +104,12 @@ class Cell:
     rounds: int = 2
     warmup: int = 2
     schedules: tuple[str, ...] = SCHEDULES
+    traced: bool = False
 
     def plan(self) -> LabPlan:
         """What the hosts are asked."""
         place = {"hosts": self.setup.hosts, "rate": self.setup.rate, "servers": self.setup.servers}
-        how = {"iterations": self.iterations, "rounds": self.rounds, "warmup": self.warmup, "seed": SEED}
+        how = {name: getattr(self, name) for name in ("iterations", "rounds", "warmup", "traced")} | {"seed": SEED}
         one = experiment(self.model, **place, **how, schedules=self.schedules, ratio=self.ratio, size=self.size)
         return plan_of([one], **place)
 
@@ -113,7 +119,7 @@ class Found:
     """What has been measured so far.
 
     Attributes:
-        results: with their cells.
+        results: cells, with what `LabResult.to_dict` says of each.
         pushes: by rate, of one server's link or of this machine without shaping.
         sums: by type, how fast a server adds.
         steps: by schedule, iterations over links whose rate changes.
@@ -122,7 +128,7 @@ class Found:
         failures: what could not be measured.
     """
 
-    results: list[tuple[Cell, LabResult]] = field(default_factory=list)
+    results: list[tuple[Cell, dict[str, Any]]] = field(default_factory=list)
     pushes: dict[str, dict[str, Any]] = field(default_factory=dict)
     sums: dict[str, Any] = field(default_factory=dict)
     steps: dict[str, Any] = field(default_factory=dict)
@@ -141,9 +147,12 @@ def full() -> list[Cell]:
     """The grid; R = 1, which counts most, comes first."""
     from foretrain.workload import zoo
 
-    sizes = {model: min(1.0, BYTES / zoo(model, precision="fp32").size) for model in MODELS}
-    ratios = sorted(RATIOS, key=lambda ratio: abs(ratio - 1))
-    return [Cell(setup, model, ratio, sizes[model]) for ratio in ratios for setup in SETUPS for model in MODELS]
+    sizes = {model: BYTES / zoo(model, precision="fp32").size for model in MODELS}
+    cells = []
+    for ratio in sorted(RATIOS, key=lambda ratio: abs(ratio - 1)):
+        cells += [Cell(setup, model, ratio, sizes[model]) for setup in SETUPS for model in MODELS]
+        cells += [Cell(WHOLE[model], model, ratio, 1.0) for model in MODELS]
+    return [replace(cells[0], traced=True), *cells[1:]]
 
 
 @contextmanager
@@ -153,8 +162,8 @@ def lab(setup: Setup, plan: LabPlan) -> Iterator[Lab]:
         yield built
 
 
-def measured(cell: Cell, calibration: float) -> LabResult:
-    """All schedules of a cell, in turns."""
+def measured(cell: Cell, calibration: float, picture: Path | None = None) -> dict[str, Any]:
+    """All schedules of a cell, in turns; draws those that were traced."""
     plan = cell.plan()
     plan = LabPlan(**{name: getattr(plan, name) for name in LabPlan.__slots__} | {"calibration": calibration})
     last = time.monotonic()
@@ -166,7 +175,24 @@ def measured(cell: Cell, calibration: float) -> LabResult:
             print(f"{cell.model}, {cell.setup}: {now.what}, {now.done} of {now.total}", file=sys.stderr, flush=True)
 
     with lab(cell.setup, plan) as built:
-        return conduct(plan, on(built, plan), progress)[0]
+        (result,) = conduct(plan, on(built, plan), progress)
+    if picture is not None and cell.traced:
+        runs = [one.runs[0] for name in ("fifo", "bytescheduler", "prophet") if (one := result.find(name)) and one.runs]
+        picture.write_text(lanes_svg(runs, width=860, title=f"{cell.model} over {cell.setup}, measured"))
+    return result.to_dict()
+
+
+def kept(file: Path | None) -> Found:
+    """What an earlier run wrote to ``file``."""
+    if file is None or not file.exists():
+        return Found()
+    details = json.loads(file.read_text())["details"]
+    results = []
+    for one in details.pop("cells"):
+        asked = one.pop("cell")
+        asked |= {"setup": Setup(**asked["setup"]), "schedules": tuple(asked["schedules"])}
+        results.append((Cell(**asked), one))
+    return Found(results, **(details | {"failures": []}))
 
 
 # How near servers come to their links.
@@ -415,7 +441,12 @@ def show_steps(steps: dict[str, Any]) -> None:
 # Tables and targets.
 
 
-def show(results: Sequence[tuple[Cell, LabResult]]) -> None:
+def case(result: dict[str, Any], start: str) -> dict[str, Any] | None:
+    """The first case that was measured and whose name starts with ``start``."""
+    return next((one for one in result["cases"] if "median" in one and one["case"].startswith(start)), None)
+
+
+def show(results: Sequence[tuple[Cell, dict[str, Any]]]) -> None:
     """A line for every case, by set-up."""
     for setup, group in groupby(sorted(results, key=lambda both: str(both[0].setup)), key=lambda both: both[0].setup):
         table = Table(title=str(setup), title_justify="left", box=None, pad_edge=False)
@@ -423,20 +454,22 @@ def show(results: Sequence[tuple[Cell, LabResult]]) -> None:
         for head in heads:
             table.add_column(head, no_wrap=True, justify="left" if head in ("model", "schedule") else "right")
         for cell, result in group:
-            for one in result.measured:
-                table.add_row(cell.model, f"{cell.ratio:g}", *_columns(result, one))
+            for one in result["cases"]:
+                if "median" in one:
+                    table.add_row(cell.model, f"{cell.ratio:g}", *_columns(one))
         Console(width=120, highlight=False).print(table)
 
 
-def _columns(result: LabResult, one: CaseResult) -> tuple[str, ...]:
+def _columns(one: dict[str, Any]) -> tuple[str, ...]:
+    busiest = max((share for both in one["links"] for share in both), default=None)
     return (
-        one.case.name,
-        spread([time / 1e9 for time in one.times]),
-        f"{result.speedup(one):.3f}",
-        f"{1 + one.gap:.3f}",
-        "" if one.error is None else f"{one.error:+.1%}",
-        "" if one.idle is None else f"{one.idle:.0%}",
-        "" if one.utilisation is None else f"{one.utilisation:.0%}",
+        one["case"],
+        spread([1e3 * time for part in one["rounds"] for time in part]),
+        f"{one['vs_fifo']:.3f}",
+        f"{1 + one['gap']:.3f}",
+        "" if one["forecast_error"] is None else f"{one['forecast_error']:+.1%}",
+        "" if one["idle"] is None else f"{one['idle']:.0%}",
+        "" if busiest is None else f"{busiest:.0%}",
     )
 
 
@@ -445,11 +478,11 @@ def gains(
 ) -> list[float]:
     """How many times as fast as ``over`` ``ours`` was, in cells of these ratios, and of this rate if one is given."""
     pairs = [
-        (result.find(over), result.find(ours))
+        (case(result, over), case(result, ours))
         for cell, result in found.results
         if cell.ratio in ratios and rate in ("", cell.setup.rate)
     ]
-    return [slow.time / fast.time for slow, fast in pairs if slow and fast]
+    return [slow["median"] / fast["median"] for slow, fast in pairs if slow and fast]
 
 
 def values(found: Found) -> dict[str, float]:
@@ -467,8 +500,9 @@ def values(found: Found) -> dict[str, float]:
     numbers |= {f"prophet_vs_{name}_defaults": max(each) for name, each in best.items() if each}
     if over:
         numbers["prophet_vs_bytescheduler_median"] = median(over)
-    gaps = [one.gap for _, result in found.results if (one := result.find("prophet"))]
-    errors = [abs(one.error) for _, result in found.results for one in result.measured if one.error is not None]
+    gaps = [one["gap"] for _, result in found.results if (one := case(result, "prophet"))]
+    cases = [one for _, result in found.results for one in result["cases"]]
+    errors = [abs(one["forecast_error"]) for one in cases if one.get("forecast_error") is not None]
     if found.messages:
         numbers["message_us"] = 1e6 * found.messages["both"]
         if found.naive:
@@ -513,7 +547,7 @@ def targets(found: Found) -> Iterator[tuple[str, float | None, str, Callable[[fl
 
 def details(found: Found) -> dict[str, Any]:
     """Everything measured, for the JSON."""
-    cells = [{"cell": asdict(cell), "setup": str(cell.setup), **result.to_dict()} for cell, result in found.results]
+    cells = [{"cell": asdict(cell), "setup": str(cell.setup), **result} for cell, result in found.results]
     return {
         "cells": cells,
         "pushes": found.pushes,
@@ -527,35 +561,44 @@ def details(found: Found) -> dict[str, Any]:
 
 def main() -> None:
     """Prints tables, targets and the RESULT line."""
-    arguments = options(__doc__ or "")
-    found, brief = Found(), arguments.quick
+    more = "begin no measurement after so many"
+    arguments = options(__doc__ or "", lambda parser: parser.add_argument("--minutes", type=float, help=more))
+    brief, file = arguments.quick, arguments.json
+    found = Found() if brief else kept(file)
+    end = time.monotonic() + 60 * (math.inf if arguments.minutes is None else arguments.minutes)
 
-    def keep(what: str, measure: Callable[[], None]) -> None:
+    def keep(what: str, have: object, measure: Callable[[], None]) -> None:
+        """Measure what a file does not have, and write the file."""
+        if have or time.monotonic() > end:
+            return
         try:
             measure()
         except ForetrainError as error:
             found.failures.append(f"{what}: {error}")
             print(f"failed: {found.failures[-1]}", file=sys.stderr, flush=True)
-        if arguments.json:
-            text = json.dumps({"partial": values(found), "details": details(found)}, indent=2)
-            arguments.json.write_text(text + "\n")
+        if file:
+            file.write_text(json.dumps({"partial": values(found), "details": details(found)}, indent=2) + "\n")
 
-    keep("messages", lambda: found.messages.update(messaged(15 if brief else 40)))
+    keep("messages", found.messages, lambda: found.messages.update(messaged(15 if brief else 40)))
     show_messages(found.messages)
-    keep("naive server", lambda: found.naive.update(naive(15 if brief else 40)))
+    keep("naive server", found.naive, lambda: found.naive.update(naive(15 if brief else 40)))
     show_naive(found.naive, found.messages)
     for rate in ("1Gbps", FASTEST) if brief else RATES:
-        keep(rate, lambda rate=rate: found.pushes.update({rate: pushed(rate, WORKERS, 1 if brief else 5)}))
+        have = rate in found.pushes
+        keep(rate, have, lambda rate=rate: found.pushes.update({rate: pushed(rate, WORKERS, 1 if brief else 5)}))
     if not brief:
-        keep("unshaped", lambda: found.pushes.update({"one host, not shaped": pushed(None, 1, 5)}))
+        free = "one host, not shaped"
+        keep(free, found.pushes.get(free), lambda: found.pushes.update({free: pushed(None, 1, 5)}))
     show_pushes(found.pushes)
-    keep("sums", lambda: found.sums.update(summed(4 if brief else 16)))
+    keep("sums", found.sums, lambda: found.sums.update(summed(4 if brief else 16)))
     show_sums(found.sums)
     if not brief:
-        keep("step", lambda: found.steps.update(stepped(20, 0.25)))
+        keep("step", found.steps, lambda: found.steps.update(stepped(20, 0.25)))
         show_steps(found.steps)
+    have, seconds = [cell for cell, _ in found.results], 0.3 if brief else 2.0
+    picture = file.with_suffix(".svg") if file else None
     for cell in quick() if brief else full():
-        keep(str(cell), lambda cell=cell: found.results.append((cell, measured(cell, 0.3 if brief else 2.0))))
+        keep(str(cell), cell in have, lambda cell=cell: found.results.append((cell, measured(cell, seconds, picture))))
     show(found.results)
     for what, value, wanted, good in targets(found):
         told = "not measured" if value is None else f"{value:.3g} ({wanted}): {'met' if good(value) else 'not met'}"
