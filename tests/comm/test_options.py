@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from foretrain.comm.options import AllReduce, BoundedLoss, ParameterServer, Timeouts, as_transport
+from foretrain.comm.options import AllReduce, BoundedLoss, ParameterServer, Timeouts, as_transport, refuse_torch_only
 from foretrain.errors import ConfigError
 
 
@@ -28,6 +28,17 @@ from foretrain.errors import ConfigError
             "missing: 'feedback' is of no use where nothing may be lost; writ",
         ),
         (lambda: BoundedLoss(over="star"), "over: 'star' is unknown"),
+        (lambda: BoundedLoss(updates="nobody"), "updates: 'nobody' is unknown"),
+        (lambda: BoundedLoss(over="ring", updates="servers"), "updates: 'servers' needs a server, and over='ring' has"),
+        (lambda: BoundedLoss("auto", "ps", updates="servers"), "tolerance: 'auto' compares sums, which ranks do not"),
+        (
+            lambda: BoundedLoss(over="ps", hadamard=True, updates="servers"),
+            "hadamard: True transforms sums back on the",
+        ),
+        (
+            lambda: refuse_torch_only(BoundedLoss(over="ps", updates="servers")),
+            "transport.updates: 'servers' runs PyTorch's optimizers on the servers; write updates='workers', or use",
+        ),
         (lambda: BoundedLoss(droppable="all"), "droppable: 'all' is unknown"),
         (lambda: BoundedLoss(reliable_steps=-1), "reliable_steps: -1 is no number"),
         (lambda: ParameterServer(updates="nobody"), "updates: 'nobody' is unknown"),
@@ -63,6 +74,7 @@ def test_transports_have_short_forms_and_asynchronous_updates_run_on_the_servers
 
 def test_text_of_bounded_loss_says_what_differs_from_the_defaults():
     assert as_transport("bounded()") == BoundedLoss()
+    assert as_transport("bounded(over=ps, updates=servers)") == BoundedLoss(over="ps", updates="servers")
     asked = as_transport("bounded(tolerance=auto, ending=early_close, reliable_steps=3, hadamard=true)")
     assert asked == BoundedLoss("auto", reliable_steps=3, ending="early_close", hadamard=True)
 

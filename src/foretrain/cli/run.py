@@ -75,7 +75,8 @@ class RunOptions:
         over: with --tolerance, who sums what: transpose, each rank one block; ring; halving_doubling; or ps, a
             server beside rank 0.
         transport: instead of both, bounded loss with any of its arguments, e.g. "bounded(tolerance=0.01,
-            ending=early_close, hadamard=true)"; those that are left out are foretrain.BoundedLoss's own.
+            ending=early_close, hadamard=true)" or "bounded(over=ps, updates=servers)"; those that are left out are
+            foretrain.BoundedLoss's own.
         servers: exchange gradients over a parameter server: how many servers to start on this node, or where they are,
             e.g. "10.0.0.5:5555,10.0.0.6:5555" (see foretrain server).
         server_restarts: how often servers that this command has started and that die are started again, all together.

@@ -184,6 +184,9 @@ class BoundedLoss:
             The latter two may lose more than p at a deadline, and need one hop.
         hadamard: whether contributions are summed after a randomized Hadamard transform, so that a packet that is lost
             is a small error of all values and not the loss of some (OptiReduce). Sums are rounded otherwise then.
+        updates: where optimizers run: "workers", each rank on its own copy of the parameters, or "servers", for
+            ``over="ps"`` and PyTorch: the server updates, and sends parameters back instead of sums, of which a rank
+            may lose as much as of its contribution: what is lost keeps its previous value there.
 
     Raises ConfigError for a value that is not one of these.
     """
@@ -196,6 +199,7 @@ class BoundedLoss:
     reliable_bytes: int = 16 << 10
     ending: Ending = "share"
     hadamard: bool = False
+    updates: UpdateLocation = "workers"
 
     def __post_init__(self) -> None:
         if self.over not in get_args(BoundedAlgorithm):
@@ -216,9 +220,26 @@ class BoundedLoss:
             if value != usual and self.tolerance == 0:
                 remedy = f"write e.g. tolerance=0.01, or {name}={usual!r}"
                 raise ConfigError(name, value, "is of no use where nothing may be lost", remedy)
+        if self.updates not in get_args(UpdateLocation):
+            raise unknown("updates", self.updates, get_args(UpdateLocation))
+        if self.updates == "servers":
+            self._check_updates()
         for name in ("reliable_steps", "reliable_bytes"):
             if not isinstance(value := getattr(self, name), int) or isinstance(value, bool) or value < 0:
                 raise ConfigError(name, value, "is no number", "write 0 or more")
+
+    def _check_updates(self) -> None:
+        """Raise ConfigError for what cannot be where a server updates."""
+        remedy = "or updates='workers'"
+        if self.over != "ps":
+            problem = f"needs a server, and over={self.over!r} has none"
+            raise ConfigError("updates", "servers", problem, f"write over='ps', {remedy}")
+        if self.tolerance == "auto":
+            problem = "compares sums, which ranks do not get from a server that updates"
+            raise ConfigError("tolerance", "auto", problem, f"write e.g. tolerance=0.01, {remedy}")
+        if self.hadamard:
+            problem = "transforms sums back on the ranks, which do not get them from a server that updates"
+            raise ConfigError("hadamard", True, problem, f"write hadamard=False, {remedy}")
 
     def __str__(self) -> str:
         """Return it as text that `as_transport` reads."""
@@ -346,7 +367,7 @@ class AttachOptions(msgspec.Struct, frozen=True):
     @property
     def updates(self) -> UpdateLocation:
         """Return the place where optimizers run."""
-        return "servers" if self.server is not None and self.server.updates == "servers" else "workers"
+        return "workers" if isinstance(self.transport, AllReduce) else self.transport.updates or "workers"
 
     @property
     def peer_timeout(self) -> float:
@@ -368,13 +389,14 @@ def refuse_torch_only(transport: Transport) -> None:
         if transport.backend is not None and not transport.on_host:
             remedy = "write backend='ring' or 'mpi', or use foretrain.attach"
             raise ConfigError("transport.backend", transport.backend, "needs a process group of PyTorch", remedy)
-    if not isinstance(transport, ParameterServer):
         return
     if transport.updates == "servers":
-        field, value = ("consistency", transport.consistency) if transport.asynchronous else ("updates", "servers")
-        remedy = "write updates='workers' and consistency='bsp', or use foretrain.attach"
+        field, value, remedy = "updates", "servers", "write updates='workers', or use foretrain.attach"
+        if isinstance(transport, ParameterServer) and transport.asynchronous:
+            field, value = "consistency", transport.consistency
+            remedy = "write updates='workers' and consistency='bsp', or use foretrain.attach"
         raise ConfigError(f"transport.{field}", value, "runs PyTorch's optimizers on the servers", remedy)
-    if transport.elastic:
+    if isinstance(transport, ParameterServer) and transport.elastic:
         raise ConfigError(
             "transport.elastic", True, "goes on without ranks only under foretrain.attach", "leave it out"
         )

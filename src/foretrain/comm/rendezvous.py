@@ -48,6 +48,8 @@ _TRIES = 100
 _random = secrets.SystemRandom()
 _CONNECT_TIMEOUT = 20.0
 """Seconds the ranks have to connect to the coordinator."""
+_UPDATING_SERVER = "foretrain.plugins.torch.bounded.server"
+"""Module of a server that updates: only there is a framework."""
 _OWN = ("interface", "trace")
 """Settings in which ranks may differ."""
 
@@ -246,6 +248,8 @@ def _connect_bounded(
 ) -> BoundedCollectives:
     from foretrain.comm.bounded.collectives import BoundedCollectives, connect_engine
     from foretrain.comm.bounded.server import Opening, ServedCollectives, SummingServer
+    from foretrain.comm.bounded.server_state import ServerState
+    from foretrain.comm.collectives import connect_peers
 
     if transport.over == "halving_doubling" and control.ranks & (control.ranks - 1):
         problem = f"needs a power of two of ranks, not {control.ranks}"
@@ -254,9 +258,11 @@ def _connect_bounded(
     fresh = proof(secret, "foretrain bounded", control.share(secrets.token_bytes(NONCE_SIZE)))
     rank, ranks, gather, server = control.rank, control.ranks, control.gather, None
     rescale, ending = transport.missing == "rescale", transport.ending
+    updates = transport.updates == "servers"
+    module = {"module": _UPDATING_SERVER} if updates else {}
     if transport.over == "ps":
         server = (
-            SummingServer(Opening(host, ranks, fresh.hex(), rescale, ending, timeout, os.getpid()))
+            SummingServer(Opening(host, ranks, fresh.hex(), rescale, ending, timeout, os.getpid()), **module)
             if rank == 0
             else None
         )
@@ -264,15 +270,26 @@ def _connect_bounded(
     try:
         count = ranks + (transport.over == "ps")
         engine = connect_engine(host, gather, fresh, rank, count, ending=ending, timeout=timeout)
+        try:
+            meet = lambda address: [decoded(row) for row in gather(encoded(*address))]  # noqa: E731
+            links = connect_peers(host, meet, fresh, rank, count, timeout, [ranks]) if updates else {}
+        except BaseException:
+            engine.close()
+            raise
     except BaseException:
         if server is not None:
             server.close()
         raise
     options: dict[str, Any] = {"over": transport.over, "droppable": transport.droppable, "rescale": rescale}
     options |= {"feedback": transport.missing == "feedback", "hadamard": transport.hadamard}
-    if server is not None:
-        return ServedCollectives(server, engine, rank, ranks, **options)
-    return BoundedCollectives(engine, rank, ranks, **options)
+    made = (
+        ServedCollectives(server, engine, rank, ranks, **options)
+        if server is not None
+        else BoundedCollectives(engine, rank, ranks, **options)
+    )
+    if updates:
+        made.state = ServerState(links[ranks])
+    return made
 
 
 def _gather_with(server: SummingServer | None, control: ControlPlane, values: Sequence[int]) -> list[list[int]]:

@@ -95,7 +95,7 @@ class RunTrace:
         names = [gradient.name for gradient in workload.gradients]
         layers = [workload.layers[gradient.layer].name for gradient in workload.gradients]
         spans = [*self._computed(layers), *self._sent(names, sent), *self._applied(layers, applied)]
-        spans += self._lost(names, lost.entries) if lost is not None else ()
+        spans += self._lost(names, lost.entries, lost.lost.shape[1]) if lost is not None else ()
         return Timeline(sorted(spans, key=lambda span: span.start))
 
     def _computed(self, layers: Sequence[str]) -> Iterator[Span]:
@@ -131,9 +131,10 @@ class RunTrace:
             start, end = self._ps(batch.began), self._ps(batch.ended)
             yield Span("optimizer", "update", layers[batch.tasks[0]], self._step(start), start, end)
 
-    def _lost(self, names: Sequence[str], entries: Iterable[LossEntry]) -> Iterator[Span]:
+    def _lost(self, names: Sequence[str], entries: Iterable[LossEntry], ranks: int) -> Iterator[Span]:
         for entry in entries:
-            when, name = self._ps(entry.when), f"{names[entry.task]} of rank {entry.source}"
+            whose = f"rank {entry.source}" if entry.source < ranks else "the server"
+            when, name = self._ps(entry.when), f"{names[entry.task]} of {whose}"
             yield Span("lost", "communication", name, self._step(when), when, when, entry.size)
 
     def _step(self, when: Time) -> int:

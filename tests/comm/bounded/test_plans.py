@@ -95,7 +95,8 @@ def test_what_hops_may_lose_adds_up_to_the_tolerance(over, ranks):
 
 def test_a_plan_is_numbers():
     plan = stages("all_reduce", "ring", 0, 2, 3, 4, 0.0)
-    assert encode(plan) == [1, 1, 1, 1, 4, 8, 1, 1, 1, 0, 0, 4, 4, 0, 0, 1, 0, 4, 1, 1, 0, 1, 0, 4, 1, 1, 0, 4, 4, 8, 8]
+    forth = [1, 1, 1, 1, 4, 8, 1, 0, 1, 1, 0, 0, 4, 4, 0, 0, 0, 1, 0, 4]
+    assert encode(plan) == [*forth, 1, 1, 0, 1, 0, 4, 1, 0, 1, 0, 4, 4, 8, 8, 0]
 
 
 TASKS = tuple(Task(k, f"layer{k}", size, k) for k, size in enumerate((400, 4000, 8, 2000)))
@@ -143,6 +144,29 @@ def test_tensors_that_must_arrive_do_whatever_their_size():
     layout = HostGradients([100, 1000, 2, 500], ["float32"] * 4, [0, 1, 2, 3])
     made = Ledger.of(BoundedLoss(reliable_bytes=8), layout, TASKS, 2, reliable={1})
     assert made.hint([layout.place(0)._replace(end=1602)]).vital.tolist() == [[400, 4400], [4400, 4408]]
+
+
+def test_parameters_that_kept_their_value_are_booked_to_tensors_and_to_the_ranks_that_lost_them():
+    made = [
+        Ledger.of(BoundedLoss(over="ps", updates="servers"), layout := ledger()[0], TASKS, 2, rank=rank)
+        for rank in range(2)
+    ]
+    works = [BoundedWork("update", np.zeros(600, np.float32)) for _ in made]
+    slices = [layout.place(0), layout.place(3)._replace(start=1202)]  # 400 bytes, then the last 1600
+    works[0].finish([Loss(380, 100, 1), Loss(400, 200, 2)], None)
+    works[1].finish([Loss(0, 40, 2)], None)
+    hints = [each.hint(slices) for each in made]
+    assert hints[0].tensors.tolist() == [[0, 0, 100], [3, 100, 500]]
+    assert [each.note(slices, work) for each, work in zip(made, works, strict=True)] == [{3}, {0}]
+    assert made[0].lost.sum() == 100
+    assert made[0].entries[-1][1:] == (3, 2, 200)
+    own = "2.50% of the gradients' bytes were lost as far as this rank knows, most of layer3, layer0; "
+    assert made[0].line() == own + "10.00% of the pulled parameters' kept their previous value, most of layer3"
+    rows = [each.totals() for each in made]
+    for each in made:
+        each.gathered(rows)
+        assert each.kept.tolist() == [[0, 40], [0, 0], [0, 0], [200, 0]]
+        assert "; 6.00% of the pulled parameters' kept their previous value, most of layer3, layer0" in each.line()
 
 
 @pytest.mark.parametrize(("over", "own"), [("transpose", "10.00%"), ("ps", "5.00%")])

@@ -9,7 +9,8 @@ engine                owner of the thread and its sockets
 collectives           operations on arrays
 ledger                what may be lost, and was
 guard                 when an automatic tolerance rises, and when it goes back to zero
-server                a process that sums, for ``over="ps"``
+server                a process that sums, for ``over="ps"``, and may update parameters
+server_state          what ranks tell such a server, and ask it, over TCP
 
 Here is what others need to know of it: hints and losses, and the marks of packets for switches.
 
@@ -53,12 +54,15 @@ class Hint:
         urgency: 0 for what is needed first, towards 1 for what is needed last.
         tolerance: share of it that may be lost; None leaves that to the collectives.
         vital: (n, 2), first byte and the one behind the last of what may not be lost, ascending.
+        tensors: (n, 3), tensor, and its first element and the one behind the last of what there is of it, in the
+            array's order; for a server that updates.
     """
 
     slot: int = 0
     urgency: float = 0.0
     tolerance: float | None = None
     vital: NDArray[np.int64] | None = None
+    tensors: NDArray[np.int64] | None = None
 
 
 class Loss(NamedTuple):
@@ -67,7 +71,7 @@ class Loss(NamedTuple):
     Attributes:
         place: first byte, of the values.
         size: bytes.
-        source: rank whose contribution, or partial sum, they were.
+        source: rank whose contribution, or partial sum, they were; N of the parameters that a server sends.
     """
 
     place: int

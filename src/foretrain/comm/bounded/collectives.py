@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from foretrain.comm.bounded import CLASSES, SERVICES, Hint, Loss
 from foretrain.comm.bounded.engine import HEADER, BoundedEngine, EngineFailed, Path, open_socket, own_path
 from foretrain.comm.bounded.optireduce import transform
-from foretrain.comm.bounded.plans import Algorithm, encode, scratch, stages
+from foretrain.comm.bounded.plans import Algorithm, BoundedOperation, encode, scratch, stages
+from foretrain.comm.bounded.server_state import ServerState
 from foretrain.comm.buffers import narrow, widen
-from foretrain.comm.collectives.plan import KINDS, Operation
+from foretrain.comm.collectives.plan import KINDS
 from foretrain.comm.collectives.ring import connect_peers, kind_of
 from foretrain.comm.coordinator.addresses import decoded, encoded
 from foretrain.comm.coordinator.link import Link, LinkError
@@ -58,7 +59,7 @@ class _Sent(NamedTuple):
         vital: bytes that are not transformed, as of `Hint`.
     """
 
-    key: tuple[int, Operation, int]
+    key: tuple[int, BoundedOperation, int]
     transformed: bool
     bfloat16: bool
     kept: NDArray[Any] | None
@@ -70,15 +71,22 @@ class BoundedWork:
 
     Attributes:
         tolerant: whether some may be lost.
-        losses: what did not come, when it is done; on rank 0 over a server, what did not come there.
+        losses: what did not come, when it is done; on rank 0 over a server, also what did not come there.
         sent: this rank's contribution, where that is not ``values`` as they were.
+        pulled: what a server sends back, where that is no sum.
     """
 
     def __init__(
-        self, operation: Operation, values: NDArray[Any], result: slice = slice(None), *, tolerant: bool = False
+        self,
+        operation: BoundedOperation,
+        values: NDArray[Any],
+        result: slice = slice(None),
+        *,
+        tolerant: bool = False,
+        pulled: NDArray[Any] | None = None,
     ) -> None:
-        self.tolerant = tolerant
-        self.operation: Operation = operation
+        self.tolerant, self.pulled = tolerant, pulled
+        self.operation: BoundedOperation = operation
         self.values: NDArray[np.uint8] = values.view(np.uint8)
         self.dtype = values.dtype
         self.losses: list[Loss] = []
@@ -134,6 +142,7 @@ class BoundedCollectives:
     Attributes:
         rank, ranks: as above.
         engine: as above.
+        state: of a server that updates, if there is one.
     """
 
     def __init__(
@@ -151,13 +160,14 @@ class BoundedCollectives:
         hadamard: bool = False,
     ) -> None:
         self.engine, self.rank, self.ranks, self._tolerance = engine, rank, ranks, tolerance
+        self.state: ServerState | None = None
         self._over: Algorithm = over
         self._droppable, self._share = droppable, share
         self._rescales = ranks if rescale else 0
         self._feedback, self._hadamard = feedback, hadamard
-        self._unsent: dict[tuple[int, Operation, int], list[tuple[slice, NDArray[Any]]]] = {}
+        self._unsent: dict[tuple[int, BoundedOperation, int], list[tuple[slice, NDArray[Any]]]] = {}
         """What was lost of contributions, by their key."""
-        self._plans: dict[tuple[Operation, int, int, float], tuple[int, int, list[int]]] = {}
+        self._plans: dict[tuple[BoundedOperation, int, int, float], tuple[int, int, list[int]]] = {}
         self._lock = threading.Lock()
         self._error: LinkError | None = None
         """Why nothing more can begin."""
@@ -177,28 +187,48 @@ class BoundedCollectives:
         """Replace each block r of ``values`` by that of rank r; nothing is lost."""
         return self.submit("all_gather", values, bfloat16=bfloat16)
 
+    def update(
+        self, values: NDArray[Any], pulled: NDArray[Any], *, bfloat16: bool = False, hint: Hint | None = None
+    ) -> BoundedWork:
+        """Push ``values`` to a server, and replace ``pulled``, of the same type and size, by what it has made of them.
+
+        What is lost of that on its way stays in ``pulled`` what it was.
+        """
+        return self.submit("update", values, bfloat16=bfloat16, hint=hint, pulled=pulled)
+
+    def announce(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Let a server update with the hyperparameters ``groups`` from the next operation on; only rank 0's count."""
+
     def close(self) -> None:
         """End all threads and sockets; operations under way fail. From any thread, any number of times."""
         with self._lock:
             self._error = self._error or self._closed_error()
+        if self.state is not None:
+            self.state.close()
         self.engine.close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
             self.engine.release()
 
     def submit(
-        self, operation: Operation, values: NDArray[Any], *, bfloat16: bool = False, hint: Hint | None = None
+        self,
+        operation: BoundedOperation,
+        values: NDArray[Any],
+        *,
+        bfloat16: bool = False,
+        hint: Hint | None = None,
+        pulled: NDArray[Any] | None = None,
     ) -> BoundedWork:
         """Begin an operation on ``values``; a server gives an empty array of the same size."""
         kind = kind_of(values, bfloat16)
-        if operation != "all_reduce" and len(values) % self.ranks:
+        if operation in ("reduce_scatter", "all_gather") and len(values) % self.ranks:
             problem = f"are not divisible by the number of ranks, {self.ranks}"
             raise ConfigError("values", f"{len(values)} elements", problem, f"pad them for {operation}")
         hint = hint or Hint()
         share = len(values) // self.ranks
         own = slice(self.rank * share, (self.rank + 1) * share) if operation == "reduce_scatter" else slice(None)
         tolerance = self._tolerance if hint.tolerance is None else hint.tolerance
-        work = BoundedWork(operation, values, own, tolerant=tolerance > 0)
+        work = BoundedWork(operation, values, own, tolerant=tolerance > 0, pulled=pulled)
         if self._feedback or self._hadamard:
             self._prepare(work, bfloat16, hint)
         with self._lock:
@@ -209,7 +239,8 @@ class BoundedCollectives:
             plan = self._encoded(operation, len(values), values.itemsize, tolerance, kind, hint, waits)
             self._unfinished.append(work)
             self._begin(operation, values, bfloat16, replace(hint, tolerance=tolerance))
-            self.engine.submit(plan, work.values, _NO_EXTENTS if hint.vital is None else hint.vital)
+            vital = _NO_EXTENTS if hint.vital is None else hint.vital
+            self.engine.submit(plan, work.values, vital, None if pulled is None else pulled.view(np.uint8))
         return work
 
     def _prepare(self, work: BoundedWork, bfloat16: bool, hint: Hint) -> None:
@@ -261,7 +292,7 @@ class BoundedCollectives:
                 transform(floats, sent.key[0], back)
             own[chosen[span]] = _rounded(floats, values.dtype, sent.bfloat16)
 
-    def _begin(self, operation: Operation, values: NDArray[Any], bfloat16: bool, hint: Hint) -> None:
+    def _begin(self, operation: BoundedOperation, values: NDArray[Any], bfloat16: bool, hint: Hint) -> None:
         """Tell others than the ranks that an operation begins."""
 
     def _losses_elsewhere(self, work: BoundedWork) -> list[Loss]:
@@ -269,7 +300,7 @@ class BoundedCollectives:
         return []
 
     def _encoded(
-        self, operation: Operation, count: int, item: int, tolerance: float, kind: str, hint: Hint, waits: bool
+        self, operation: BoundedOperation, count: int, item: int, tolerance: float, kind: str, hint: Hint, waits: bool
     ) -> NDArray[np.int64]:
         key = operation, count, item, tolerance
         if key not in self._plans:
@@ -284,7 +315,10 @@ class BoundedCollectives:
             tagging = int(urgency >= self._share * CLASSES)
         code = list(KINDS).index(kind)
         quantile = round(1000 * self._share)
-        header = [length, code, count * item, memory, hint.slot, urgency, tagging, quantile, int(waits), self._rescales]
+        serves, updates = self.rank == self.ranks, operation == "update"
+        rescales = self._rescales if serves or not updates else 0
+        gate = 1 if serves and updates else -1
+        header = [length, code, count * item, memory, hint.slot, urgency, tagging, quantile, int(waits), rescales, gate]
         return np.array(header + numbers, np.int64)
 
     def _finish_all(self) -> None:

@@ -45,6 +45,10 @@
 // from a second on, and from twice as long on whenever it happens again. A try that comes is answered by another, which
 // says so, and who hears that goes back to UDP.
 //
+// Note [Pulls]. A server that updates parameters sends these back in place of sums, from an array of their own, and ranks
+// have one for what comes. A packet that is lost there is not zeroed: what was there before stays. Between the sum and
+// what is sent, the server's operation stops at a gate, until Python has updated; others go on meanwhile.
+//
 // Note [Own thread]. The engine answers peers in a thread that never takes Python's lock, which a training thread may
 // hold for milliseconds: TCP would answer them in the kernel.
 
@@ -184,15 +188,16 @@ struct Settings {
 // Numbers of an encoded operation; see plans.py.
 struct PlanHeader {
     int64_t stages, kind, size, scratch, slot, traffic_class, tagging, quantile_millis, waits, rescales;
+    int64_t gate;  // the stage that begins only when Python says so, or -1; see Note [Pulls]
 };
 struct StageHeader {
     int64_t sends, receives, sums;
 };
 struct SendNumbers {
-    int64_t to, offset, size, reliable;
+    int64_t to, offset, size, reliable, pulled;  // pulled: from the array of what is pulled, and not from the values
 };
 struct ReceiveNumbers {
-    int64_t from, scratch, target, place, size, need;  // target: in the scratch memory or not; place: in the values
+    int64_t from, scratch, target, place, size, need, pulled;  // target: in one of three memories; place: in the values
 };
 struct SumNumbers {
     int64_t into_scratch, into, from_scratch, from, size;
@@ -208,7 +213,7 @@ struct Send {
     Operation* operation;
     int64_t to, stage, packets, left, cursor, tries = 0, due = 0;
     const char* data;
-    int64_t size;
+    int64_t offset, size;
     uint32_t round = 0, last = 0;           // last: sequence of the packet that went last
     bool went = false;                      // all of it, once
     bool begun = false, answered = false;   // since the last MAP
@@ -221,7 +226,7 @@ struct Receive {
     int64_t* history = nullptr;     // of its ending; null where that is the share that has come
     char* target;
     const SumNumbers* direct = nullptr;     // what its packets are added by as they come; see Note [Direct sums]
-    bool done = false, touched = false;
+    bool done = false, touched = false, pulled = false;
     int64_t first = 0, last = 0;    // ns: when the first packet, and the first of the last, had come
     int64_t until = 0;              // ns: until when the rest is waited for, once there is enough; see Note [Grace]
     Bits came, vital;
@@ -238,12 +243,13 @@ struct Operation {
     std::vector<int64_t> plan;      // a copy: PlanHeader, then the stages
     std::vector<const int64_t*> stages;
     std::vector<int64_t> extents;   // pairs: first vital byte and the one behind the last, ascending
-    char* values;
+    char *values, *pulled;          // pulled: null where nothing is
     std::unique_ptr<char[]> scratch;
     std::vector<Receive> receives;
     std::vector<int> receive_of;    // by stage and rank; -1 for none
     std::deque<Send> sends;
     int64_t stage = 0, waiting = 0, open_sends = 0, sum = 0, summed = 0;
+    bool held = false;              // at its gate
     std::vector<int64_t> lost;      // place, size, source of each gap
 
     const PlanHeader& header() const { return *reinterpret_cast<const PlanHeader*>(plan.data()); }
@@ -300,11 +306,12 @@ class Engine {
 
     void start() { thread_ = std::thread(&Engine::work, this); }
 
-    void submit(const int64_t* plan, int64_t numbers, char* values, const int64_t* vital, int64_t extents) {
+    void submit(const int64_t* plan, int64_t numbers, char* values, char* pulled, const int64_t* vital, int64_t extents) {
         auto made = std::make_unique<Operation>();
         made->plan.assign(plan, plan + numbers);
         made->extents.assign(vital, vital + 2 * extents);
         made->values = values;
+        made->pulled = pulled;
         {
             std::lock_guard<std::mutex> lock(mutex_);
             submitted_.push_back(std::move(made));
@@ -326,6 +333,25 @@ class Engine {
         finished_.pop_front();
         *gaps = losses_.data();
         return int64_t(losses_.size());
+    }
+
+    // Waits for the next operation to be at its gate; returns its number, or -1 when no more will be.
+    int64_t next_gate() {
+        std::unique_lock<std::mutex> lock(mutex_);
+        changed_.wait(lock, [this] { return !gated_.empty() || ended_; });
+        if (gated_.empty()) return -1;
+        int64_t number = gated_.front();
+        gated_.pop_front();
+        return number;
+    }
+
+    // Lets an operation go on that is at its gate.
+    void pass(uint32_t number) {
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            passing_.push_back(number);
+        }
+        wake();
     }
 
     // Ends the thread. From any other thread, any number of times.
@@ -365,6 +391,7 @@ class Engine {
             now_ = now_ns();
             next_look_ = now_ + QUIET;
             bool moved = begin_submitted();
+            moved |= pass_gates();
             moved |= receive_all();
             moved |= read_links();
             moved |= advance();
@@ -430,6 +457,28 @@ class Engine {
         }
     }
 
+    bool pass_gates() {
+        std::vector<uint32_t> numbers;
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            numbers.swap(passing_);
+        }
+        for (uint32_t number : numbers) {
+            Operation& op = *find(number);
+            op.held = false;
+            ++op.stage;
+            start_stage(op);
+        }
+        return !numbers.empty();
+    }
+
+    void hold(Operation& op) {
+        op.held = true;
+        std::lock_guard<std::mutex> lock(mutex_);
+        gated_.push_back(op.number);
+        changed_.notify_all();
+    }
+
     void begin(Operation& op) {
         const PlanHeader& header = op.header();
         const int64_t* at = op.plan.data() + sizeof(PlanHeader) / 8;
@@ -455,8 +504,8 @@ class Engine {
         op.receives.emplace_back();
         Receive& made = op.receives.back();
         made.from = numbers.from, made.stage = stage, made.size = numbers.size, made.need = numbers.need;
-        made.place = numbers.place;
-        made.target = (numbers.scratch ? op.scratch.get() : op.values) + numbers.target;
+        made.place = numbers.place, made.pulled = numbers.pulled != 0;
+        made.target = (made.pulled ? op.pulled : numbers.scratch ? op.scratch.get() : op.values) + numbers.target;
         made.packets = (numbers.size + set_.payload - 1) / set_.payload;
         made.came.reset(made.packets, false);
         if (made.need >= made.size) return;
@@ -515,7 +564,8 @@ class Engine {
         op.sends.emplace_back();
         Send& made = op.sends.back();
         made.operation = &op;
-        made.to = numbers.to, made.stage = op.stage, made.data = op.values + numbers.offset, made.size = numbers.size;
+        made.to = numbers.to, made.stage = op.stage, made.offset = numbers.offset, made.size = numbers.size;
+        made.data = (numbers.pulled ? op.pulled : op.values) + numbers.offset;
         made.packets = made.left = (numbers.size + set_.payload - 1) / set_.payload;
         made.pending.reset(made.packets, true);
         made.cursor = first_packet(op, op.stage, made.packets);
@@ -582,15 +632,19 @@ class Engine {
             Operation& op = *active_[k];
             for (Receive& receive : op.receives)
                 if (receive.touched) complete(op, receive);
-            while (op.stage < op.header().stages && op.waiting == 0) {
+            while (op.stage < op.header().stages && op.waiting == 0 && !op.held) {
                 if (sum_slice(op)) {
                     moved = true;
                     break;  // the rest after the next look at the socket
                 }
                 if (op.header().rescales) rescale(op);
+                moved = true;
+                if (op.stage + 1 == op.header().gate) {
+                    hold(op);
+                    break;
+                }
                 ++op.stage;
                 start_stage(op);
-                moved = true;
             }
         }
         return moved;
@@ -615,7 +669,7 @@ class Engine {
         for (int64_t i = receive.came.next(0, false); i < receive.packets; i = receive.came.next(i, false)) {
             int64_t end = receive.came.next(i, true);
             int64_t from = i * set_.payload, size = std::min(end * set_.payload, receive.size) - from;
-            if (!receive.direct) std::memset(receive.target + from, 0, size);
+            if (!receive.direct && !receive.pulled) std::memset(receive.target + from, 0, size);
             op.lost.insert(op.lost.end(), {receive.place + from, size, receive.from});
             counters_[LOST_BYTES] += size;
             i = end;
@@ -853,7 +907,7 @@ class Engine {
             if (!(bits[i / 8] >> i % 8 & 1)) continue;
             int64_t from = i * set_.payload, size = std::min(set_.payload, send->size - from);
             Operation& op = *send->operation;
-            op.lost.insert(op.lost.end(), {send->data - op.values + from, size, set_.rank});
+            op.lost.insert(op.lost.end(), {send->offset + from, size, set_.rank});
         }
         peer.unheard = 0;
         --send->operation->open_sends;
@@ -1335,6 +1389,8 @@ class Engine {
     std::deque<Early> early_;
     int64_t early_bytes_ = 0;
     std::deque<std::vector<int64_t>> finished_;
+    std::deque<uint32_t> gated_;
+    std::vector<uint32_t> passing_;
     std::vector<int64_t> losses_;
     std::condition_variable changed_;
     std::mutex closing_lock_;
@@ -1362,9 +1418,9 @@ EXPORTED void foretrain_bounded_peer(Engine* engine, int64_t rank, const void* a
 }
 
 // Hands an operation over, in the order of all ranks.
-EXPORTED void foretrain_bounded_submit(Engine* engine, const int64_t* plan, int64_t numbers, char* values,
+EXPORTED void foretrain_bounded_submit(Engine* engine, const int64_t* plan, int64_t numbers, char* values, char* pulled,
                                        const int64_t* vital, int64_t extents) {
-    engine->submit(plan, numbers, values, vital, extents);
+    engine->submit(plan, numbers, values, pulled, vital, extents);
 }
 
 EXPORTED void foretrain_bounded_start(Engine* engine) { engine->start(); }
@@ -1372,6 +1428,10 @@ EXPORTED void foretrain_bounded_start(Engine* engine) { engine->start(); }
 EXPORTED int64_t foretrain_bounded_next(Engine* engine, int64_t* failed, const int64_t** gaps) {
     return engine->next(failed, gaps);
 }
+
+EXPORTED int64_t foretrain_bounded_next_gate(Engine* engine) { return engine->next_gate(); }
+
+EXPORTED void foretrain_bounded_pass(Engine* engine, int64_t number) { engine->pass(uint32_t(number)); }
 
 EXPORTED void foretrain_bounded_close(Engine* engine) { engine->close(); }
 

@@ -185,17 +185,36 @@ class BoundedEngine:
         _open.add(self)
         self._library.foretrain_bounded_start(self._handle)
 
-    def submit(self, plan: NDArray[np.int64], values: NDArray[np.uint8], vital: NDArray[np.int64]) -> None:
-        """Begin an operation; the array stays until it is done.
+    def submit(
+        self,
+        plan: NDArray[np.int64],
+        values: NDArray[np.uint8],
+        vital: NDArray[np.int64],
+        pulled: NDArray[np.uint8] | None = None,
+    ) -> None:
+        """Begin an operation; the arrays stay until it is done.
 
         Args:
             plan: encoded, with its header.
             values: bytes.
             vital: (n, 2), first byte and the one behind the last of what must not be lost, ascending.
+            pulled: as many bytes, which a server sends in place of sums; see Note [Pulls] in engine.cpp.
         """
+        back = None if pulled is None else pulled.ctypes.data
         self._library.foretrain_bounded_submit(
-            self._handle, plan.ctypes.data, len(plan), values.ctypes.data, vital.ctypes.data, len(vital)
+            self._handle, plan.ctypes.data, len(plan), values.ctypes.data, back, vital.ctypes.data, len(vital)
         )
+
+    def next_gate(self) -> int | None:
+        """Wait until an operation is at its gate, and return its number, in the order of `submit`; None at the end."""
+        number = self._library.foretrain_bounded_next_gate(self._handle)
+        return None if number < 0 else number
+
+    def pass_gate(self, number: int) -> None:
+        """Let operation ``number`` go on, which is at its gate; do nothing once the engine is closed."""
+        with self._closing:
+            if not self._closed:
+                self._library.foretrain_bounded_pass(self._handle, number)
 
     def next(self) -> list[Loss] | None:
         """Wait until the next operation is done, and return what it has lost; None once the engine is closed.

@@ -1,7 +1,7 @@
 """Ledger of what a job may lose and has lost, by tensor.
 
 Before an operation it says what must arrive (small tensors, the first steps) and how urgent it is; after it, losses are
-booked to the tensors and to the ranks whose contributions they were.
+booked to the tensors and to the ranks whose contributions they were, or whose copies of parameters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ENTRIES = 100_000
 
 
 class LossEntry(NamedTuple):
-    """Loss when it was booked, ns of the monotonic clock; of a task's sum, and the bytes of which rank."""
+    """Loss when it was booked, ns of the monotonic clock; of a task, and the bytes of which rank, N of a server."""
 
     when: int
     task: int
@@ -44,6 +44,7 @@ class Ledger:
         transport: what the job asked for.
         observed: whether steps are only observed, of which nothing is lost.
         reliable: tasks of which nothing is lost, whatever their size.
+        rank: of this process.
         past: the job's ledger until its tensors changed, which this one goes on with.
 
     Attributes:
@@ -51,6 +52,8 @@ class Ledger:
         names: of the tensors: those of the tasks, then others that the job had before.
         lost: (tensors, ranks), bytes that were lost of each rank's contribution to sums that this rank computed, or, on
             rank 0, its server.
+        kept: (tensors, ranks), bytes of a server's parameters that kept their previous value on a rank; of this rank,
+            and of all once `gathered`.
         sent: bytes that were handed over.
         entries: the latest losses, one after the other, without those of ``past``.
     """
@@ -64,8 +67,10 @@ class Ledger:
         *,
         observed: bool = False,
         reliable: Collection[int] = (),
+        rank: int = 0,
         past: Ledger | None = None,
     ) -> None:
+        self._rank = rank
         self._layout, self._transport, self._observed = layout, transport, observed
         self._whole = max(sum(task.size for task in tasks), 1)
         auto = transport.tolerance == "auto" and not observed
@@ -78,10 +83,11 @@ class Ledger:
         self._urgency = {task: place / len(tasks) for place, task in enumerate(order)}
         self._places = sorted((layout.place(task), task) for task in range(len(tasks)))
         self._vital = [task.size <= transport.reliable_bytes or task.index in reliable for task in tasks]
-        self._known: dict[tuple[BufferSlice, ...], tuple[int, float, NDArray[np.int64]]] = {}
+        self._known: dict[tuple[BufferSlice, ...], tuple[int, float, NDArray[np.int64], NDArray[np.int64] | None]] = {}
         self.names = [task.name for task in tasks]
         self.names += [name for name in past.names if name not in self.names] if past is not None else []
         self.lost = np.zeros((len(self.names), ranks), np.int64)
+        self.kept = np.zeros_like(self.lost)
         self.sent = self._sent_before = self._steps_before = 0
         self._of_job: NDArray[np.int64] | None = None
         """Sums over all ranks of what `totals` returns."""
@@ -99,17 +105,18 @@ class Ledger:
         *,
         observed: bool = False,
         reliable: Collection[int] = (),
+        rank: int = 0,
         past: Ledger | None = None,
     ) -> Ledger | None:
         """Return the ledger that a ``transport`` needs, if any; arguments are those of a ledger."""
         if not isinstance(transport, BoundedLoss):
             return None
-        return cls(layout, tasks, ranks, transport, observed=observed, reliable=reliable, past=past)
+        return cls(layout, tasks, ranks, transport, observed=observed, reliable=reliable, rank=rank, past=past)
 
     def _go_on(self, past: Ledger) -> None:
         """Begin with what ``past`` ended with."""
-        for name, lost in zip(past.names, past.lost, strict=True):
-            self.lost[self.names.index(name)] = lost
+        for name, lost, kept in zip(past.names, past.lost, past.kept, strict=True):
+            self.lost[self.names.index(name)], self.kept[self.names.index(name)] = lost, kept
         self.sent = self._sent_before = past.sent
         self._steps_before = past.step
         if self.guard is not None and past.guard is not None:
@@ -131,13 +138,14 @@ class Ledger:
             parts = self._parts(slices)
             urgency = min((self._urgency[task] for task, _, _ in parts), default=0.0)
             vital = [(first, behind) for task, first, behind in parts if self._vital[task]]
-            self._known[key] = len(self._known), urgency, np.array(vital, np.int64).reshape(-1, 2)
-        slot, urgency, vital = self._known[key]
+            tensors = self._tensors(slices) if self._transport.updates == "servers" else None
+            self._known[key] = len(self._known), urgency, np.array(vital, np.int64).reshape(-1, 2), tensors
+        slot, urgency, vital, tensors = self._known[key]
         step = self.step
         self.sent += self._bytes(slices)
         if self.guard is not None:
             self._asked[slot].append(step)
-        return Hint(slot, urgency, self._tolerance(step), vital)
+        return Hint(slot, urgency, self._tolerance(step), vital, tensors)
 
     def _bytes(self, slices: Sequence[BufferSlice]) -> int:
         return sum((each.end - each.start) * self._layout.width(each) for each in slices)
@@ -147,9 +155,10 @@ class Ledger:
             return 0.0
         return self.guard.of_step(step) if self.guard is not None else float(self._transport.tolerance)
 
-    def note(self, slices: Sequence[BufferSlice], work: object) -> None:
-        """Book the losses of an operation on ``slices`` that is done."""
+    def note(self, slices: Sequence[BufferSlice], work: object) -> set[int]:
+        """Book the losses of an operation on ``slices`` that is done; return tasks whose parameters lost some."""
         losses: list[Loss] = getattr(work, "losses", [])
+        stale = set[int]()
         if self.guard is not None:
             step = self._asked[self._known[tuple(slices)][0]].popleft()
             self._show(self.guard, step, slices, getattr(work, "energy", float)())
@@ -157,8 +166,14 @@ class Ledger:
             for loss in losses:
                 size = min(behind, loss.place + loss.size) - max(first, loss.place)
                 if size > 0:
-                    self.lost[task, loss.source] += size
+                    if loss.source < self.lost.shape[1]:
+                        self.lost[task, loss.source] += size
+                    else:
+                        self.kept[task, self._rank] += size
+                        stale.add(task)
                     self.entries.append(LossEntry(time.perf_counter_ns(), task, loss.source, size))
+
+        return stale
 
     def observe_loss(self, value: float) -> None:
         """Show the guard the model's loss of this step, if there is a guard; ranks may show different ones."""
@@ -166,13 +181,14 @@ class Ledger:
             self.guard.observe(self.step, "loss", value)
 
     def totals(self) -> list[int]:
-        """Return bytes that this rank has handed over, and that its sums have lost of each tensor."""
-        return [self.sent, *self.lost.sum(1).tolist()]
+        """Return bytes that this rank has handed over, that its sums have lost of each tensor, and that it has kept."""
+        return [self.sent, *self.lost.sum(1).tolist(), *self.kept[:, self._rank].tolist()]
 
     def gathered(self, rows: Sequence[Sequence[int]] | None) -> None:
         """Let `line` speak for the whole job: ``rows`` are all ranks' `totals`, or None where some are not known."""
         if rows is not None:
-            self._of_job = np.array(rows, np.int64).sum(0)
+            found, count = np.array(rows, np.int64), len(self.names)
+            self._of_job, self.kept = found[:, : count + 1].sum(0), found[:, count + 1 :].T
 
     def line(self) -> str:
         """Return one line for people: how much was lost, and of which tensors most.
@@ -188,11 +204,18 @@ class Ledger:
         else:  # of what N ranks have sent, this one sums an Nth, but a server everything
             sent, by_task = self.sent * (self.lost.shape[1] if served else 1), self.lost.sum(1)
             whose = " as far as this rank knows"
-        total = int(by_task.sum())
-        if not total or not sent:
+        kept = self.kept.sum(1)
+        pulled = sent if self._of_job is not None else self.sent
+        if not (by_task.any() or kept.any()) or not sent:
             return f"nothing was lost{whose}{guarded}"
+        text = f"{by_task.sum() / sent:.2%} of the gradients' bytes were lost{whose}{self._most(by_task)}"
+        if kept.any():
+            text += f"; {kept.sum() / pulled:.2%} of the pulled parameters' kept their previous value{self._most(kept)}"
+        return text + guarded
+
+    def _most(self, by_task: NDArray[np.int64]) -> str:
         worst = [self.names[task] for task in np.argsort(-by_task)[:3] if by_task[task]]
-        return f"{total / sent:.2%} of the gradients' bytes were lost{whose}, most of {', '.join(worst)}{guarded}"
+        return f", most of {', '.join(worst)}" if worst else ""
 
     def _show(self, guard: Guard, step: int, slices: Sequence[BufferSlice], energy: float) -> None:
         """Add to the norm of ``step``'s sums; show it to ``guard`` once the step is over."""
@@ -202,6 +225,16 @@ class Ledger:
         for each in sorted(self._noted):
             if self._noted[each][0] >= self._whole or each < step - 1:
                 guard.observe(each, "norm", math.sqrt(self._noted.pop(each)[1]))
+
+    def _tensors(self, slices: Sequence[BufferSlice]) -> NDArray[np.int64]:
+        """Return what of each tensor is in ``slices``, as a `Hint` has it."""
+        found = []
+        for each in slices:
+            for place, task in self._places:
+                first, behind = max(place.start, each.start), min(place.end, each.end)
+                if place.buffer == each.buffer and first < behind:
+                    found.append((task, first - place.start, behind - place.start))
+        return np.array(found, np.int64).reshape(-1, 3)
 
     def _parts(self, slices: Sequence[BufferSlice]) -> list[tuple[int, int, int]]:
         """Return (task, first byte, byte behind the last) of each tensor's part of ``slices``."""

@@ -3,14 +3,16 @@
     transpose          each rank sums one block and sends the sum to all (OptiReduce's name; also "direct"): loses least
     ring               2N − 2 stages; a block that is lost on its way takes all that was added before with it
     halving_doubling   2 log2 N stages, for powers of two
-    ps                 a server, rank N, sums everything and sends the sum to all
+    ps                 a server, rank N, sums everything and sends the sum to all; or it updates parameters by the sum,
+                       and sends these
 
 A stage begins when everything of the one before has come and was added. Nothing is sent that a sum of the same or a
 later stage changes: its packets may have to go again.
 
 Note [Budgets]. Sums lose at most the tolerance p of each rank's contribution: transpose crosses one hop, and so does
 what a server sums, and has all of it; a ring has p / (N − 1) per hop and halving-doubling p / log2 N, so that what adds
-up along the way stays below p. Copies of sums lose nothing, or ranks with parameters of their own would drift apart.
+up along the way stays below p. Copies of sums lose nothing, or ranks with parameters of their own would drift apart; of
+a server's parameters each rank's copy may lose p, since the next copy comes from the server again.
 
 Note [Order of sums]. It is that of `foretrain.comm.collectives`: a block's sum begins on the rank after its owner and
 goes round; sums of at most `DOUBLING_LIMIT` bytes on powers of two are added in pairs. So p = 0 gives the same bits, by
@@ -25,6 +27,8 @@ from typing import Literal, NamedTuple, TypeAlias
 from foretrain.comm.collectives.plan import DOUBLING_LIMIT, Operation
 
 Algorithm: TypeAlias = Literal["transpose", "ring", "halving_doubling", "ps"]
+BoundedOperation: TypeAlias = Operation | Literal["update"]
+"""Operation of these collectives: "update" pushes gradients to a server and pulls parameters."""
 
 
 class Send(NamedTuple):
@@ -35,12 +39,14 @@ class Send(NamedTuple):
         offset: first byte, of the values.
         size: bytes.
         reliable: whether all of it must arrive.
+        pulled: whether it is of the array that is pulled, and not of the values.
     """
 
     to: int
     offset: int
     size: int
     reliable: bool
+    pulled: bool = False
 
 
 class Receive(NamedTuple):
@@ -53,6 +59,7 @@ class Receive(NamedTuple):
         place: the byte of the values that its first one belongs to.
         size: bytes.
         need: bytes that are enough.
+        pulled: whether it is placed in the array that is pulled, where what does not come stays what it was.
     """
 
     source: int
@@ -61,6 +68,7 @@ class Receive(NamedTuple):
     place: int
     size: int
     need: int
+    pulled: bool = False
 
 
 class Sum(NamedTuple):
@@ -82,14 +90,16 @@ class Stage(NamedTuple):
 
 
 def stages(
-    operation: Operation, algorithm: Algorithm, rank: int, ranks: int, count: int, item: int, tolerance: float
+    operation: BoundedOperation, algorithm: Algorithm, rank: int, ranks: int, count: int, item: int, tolerance: float
 ) -> tuple[Stage, ...]:
     """Return the plan of ``rank`` for an array of ``count`` elements of ``item`` bytes, of which some may be lost.
 
-    Rank ``ranks`` is the server, if there is one.
+    Rank ``ranks`` is the server, if there is one, which an update needs.
     """
     if ranks == 1 or count == 0:
         return ()
+    if operation == "update":
+        return _updated(rank, ranks, _Blocks(ranks, count, item), tolerance)
     if algorithm == "ps":
         return _served(operation, rank, ranks, _Blocks(ranks, count, item), tolerance)
     blocks = _Blocks(ranks, count, item)
@@ -228,6 +238,14 @@ def _served(operation: Operation, rank: int, ranks: int, blocks: _Blocks, tolera
     sums = tuple(_paired(0, ranks, 0, whole, copies) if pairs else _served_sums(ranks, parts, copies))
     gave = (Send(peer, *(parts[peer] if operation == "reduce_scatter" else everything), True) for peer in range(ranks))
     return Stage((), took, sums), Stage(tuple(send for send in gave if send.size), ())
+
+
+def _updated(rank: int, ranks: int, blocks: _Blocks, tolerance: float) -> tuple[Stage, Stage]:
+    """Replace, in the plan of a sum, the way back: it is of the array that is pulled, and may lose as much."""
+    forth, back = _served("all_reduce", rank, ranks, blocks, tolerance)
+    sends = tuple(each._replace(reliable=tolerance == 0, pulled=True) for each in back.sends)
+    receives = tuple(each._replace(need=_need(each.size, tolerance), pulled=True) for each in back.receives)
+    return forth, Stage(sends, receives)
 
 
 def _served_sums(ranks: int, parts: dict[int, tuple[int, int]], copies: dict[int, int]) -> Iterator[Sum]:

@@ -1,5 +1,7 @@
 """Server that sums under bounded loss (``over="ps"``): a process beside rank 0, which the last of all engines is.
 
+Where a framework's plugin starts it, with an `Updater`, it also updates parameters by the sums, and sends these.
+
     rank 0 ──▶ stdin     who takes part; all rows of each gathering; then every operation, as it begins
     rank 0 ◀── stdout    the server's own row of each gathering; then what each operation that may lose some has lost
 
@@ -18,9 +20,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,9 +31,14 @@ from numpy.typing import NDArray
 
 from foretrain.comm.bounded import Hint, Loss
 from foretrain.comm.bounded.collectives import BoundedCollectives, BoundedWork, connect_engine
-from foretrain.comm.collectives.plan import Operation
-from foretrain.comm.coordinator.link import LinkError
+from foretrain.comm.bounded.engine import BoundedEngine
+from foretrain.comm.bounded.plans import BoundedOperation
+from foretrain.comm.bounded.server_state import Updater, answer
+from foretrain.comm.collectives.ring import connect_peers
+from foretrain.comm.coordinator.addresses import decoded, encoded
+from foretrain.comm.coordinator.link import Link, LinkError
 from foretrain.comm.options import Ending
+from foretrain.comm.ps.consistency import Group
 
 _LIMIT = 10.0
 """Seconds until a server that is told to end is killed."""
@@ -68,10 +76,11 @@ class Beginning(msgspec.Struct, frozen=True):
         dtype: NumPy's name of the elements' type.
         bfloat16: whether the elements are that, in uint16.
         count: elements.
-        tolerance, slot, urgency, vital: of the hint.
+        tolerance, slot, urgency, vital, tensors: of the hint.
+        groups: hyperparameters from this operation on, where they have changed.
     """
 
-    operation: Operation
+    operation: BoundedOperation
     dtype: str
     bfloat16: bool
     count: int
@@ -79,14 +88,21 @@ class Beginning(msgspec.Struct, frozen=True):
     slot: int
     urgency: float
     vital: list[tuple[int, int]]
+    tensors: list[tuple[int, int, int]] = []
+    groups: list[Group] | None = None
 
 
 class SummingServer:
-    """Server's process, as rank 0 sees it. `close` it."""
+    """Server's process, as rank 0 sees it. `close` it.
 
-    def __init__(self, opening: Opening) -> None:
+    Args:
+        opening: what it is told first.
+        module: to run; the usual one updates nothing.
+    """
+
+    def __init__(self, opening: Opening, module: str = __name__) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "foretrain.comm.bounded.server"],
+            [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the ranks; it ends with them
@@ -136,57 +152,145 @@ class ServedCollectives(BoundedCollectives):
 
     def __init__(self, server: SummingServer, *arguments: Any, **options: Any) -> None:
         self._server = server
+        self._groups: list[Group] | None = None
         super().__init__(*arguments, **options)
+
+    def announce(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Let the server update with the hyperparameters ``groups`` from the next operation on."""
+        self._groups = [dict(group) for group in groups]
 
     def close(self) -> None:
         """End all threads, sockets and the server; operations under way fail. From any thread, any number of times."""
         super().close()
         self._server.close()
 
-    def _begin(self, operation: Operation, values: NDArray[Any], bfloat16: bool, hint: Hint) -> None:
-        vital = [] if hint.vital is None else hint.vital.tolist()
+    def _begin(self, operation: BoundedOperation, values: NDArray[Any], bfloat16: bool, hint: Hint) -> None:
+        vital, tensors = ([] if each is None else each.tolist() for each in (hint.vital, hint.tensors))
         known = (operation, values.dtype.name, bfloat16, len(values), hint.tolerance or 0.0)
-        self._server.tell(Beginning(*known, hint.slot, hint.urgency, vital))
+        groups, self._groups = self._groups, None
+        self._server.tell(Beginning(*known, hint.slot, hint.urgency, vital, tensors, groups))
 
     def _losses_elsewhere(self, work: BoundedWork) -> list[Loss]:
         return self._server.losses() if work.tolerant else []
 
 
-def main() -> None:
-    """Sum whatever rank 0 begins, until it says that this was all."""
+class ServerUpdate(NamedTuple):
+    """Arguments of `Updater.update`."""
+
+    gradients: NDArray[Any]
+    parameters: NDArray[Any]
+    tensors: list[tuple[int, int, int]]
+    groups: list[Group]
+
+
+class UpdateThreads:
+    """Threads of a server that update parameters, and answer the ranks.
+
+    Args:
+        updater: of the parameters.
+        engine: of the server.
+        links: to all ranks.
+    """
+
+    def __init__(self, updater: Updater, engine: BoundedEngine, links: Sequence[Link]) -> None:
+        self._updater, self._engine, self._links = updater, engine, links
+        self._lock = threading.Lock()
+        self._expected: dict[int, ServerUpdate] = {}
+        """By number of the operation."""
+        self._threads = [threading.Thread(target=self._guarded, args=(self._run,))]
+        answers = [lambda link=link: answer(link, updater, self._lock) for link in links]
+        self._threads += [threading.Thread(target=self._guarded, args=(each,)) for each in answers]
+        for thread in self._threads:
+            thread.start()
+
+    def expect(self, number: int, update: ServerUpdate) -> None:
+        """Do ``update`` when operation ``number``, which has not begun, has summed the gradients."""
+        self._expected[number] = update
+
+    def close(self) -> None:
+        """End all threads and links; the engine is closed."""
+        for link in self._links:
+            link.close()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while (number := self._engine.next_gate()) is not None:
+            with self._lock:
+                self._updater.update(*self._expected.pop(number))
+            self._engine.pass_gate(number)
+
+    def _guarded(self, run: Callable[[], None]) -> None:
+        try:
+            run()
+        except BaseException:
+            traceback.print_exc()
+            self._engine.close()  # the ranks find that, and say that the server was lost
+            for link in self._links:
+                link.close()
+
+
+def main(updater: Updater | None = None) -> None:
+    """Sum whatever rank 0 begins, until it says that this was all; update parameters by ``updater``."""
     source, answers = sys.stdin.buffer, sys.stdout.buffer
     opening = msgspec.json.decode(source.readline(), type=Opening)
-    rank = opening.ranks
+    rank, secret = opening.ranks, bytes.fromhex(opening.secret)
     threading.Thread(target=_end_after, args=(opening.parent,), daemon=True).start()
 
     def gather(values: Sequence[int]) -> list[list[int]]:
         _write(answers, [int(value) for value in values])
         return msgspec.json.decode(source.readline() or b"[]", type=list[list[int]])
 
+    def meet(address: tuple[str, int]) -> list[tuple[str, int]]:
+        return [decoded(row) for row in gather(encoded(*address))]
+
     engine = connect_engine(
-        *(opening.host, gather, bytes.fromhex(opening.secret), rank, rank + 1),
+        *(opening.host, gather, secret, rank, rank + 1),
         ending=opening.ending,
         timeout=opening.timeout,
     )
+    updates: UpdateThreads | None = None
+    if updater is not None:
+        links = connect_peers(opening.host, meet, secret, rank, rank + 1, opening.timeout, range(rank))
+        updates = UpdateThreads(updater, engine, list(links.values()))
     collectives = BoundedCollectives(engine, rank, rank, over="ps", rescale=opening.rescale)
     lossy: SimpleQueue[BoundedWork | None] = SimpleQueue()
     telling = threading.Thread(target=_tell_losses, args=(lossy, answers))
     telling.start()
     try:
-        while (line := source.readline()).strip():
-            each = msgspec.json.decode(line, type=Beginning)
-            vital = np.array(each.vital, np.int64).reshape(-1, 2)
-            hint = Hint(each.slot, each.urgency, each.tolerance, vital)
-            values = np.zeros(each.count, each.dtype)
-            work = collectives.submit(each.operation, values, bfloat16=each.bfloat16, hint=hint)
-            if each.tolerance:
-                lossy.put(work)
+        _work(source, collectives, updates, lossy)
     except LinkError:
         pass  # no error of this process: the engine of each rank has found the loss, too, and its error names the rank
     finally:
+        engine.close()
+        if updates is not None:
+            updates.close()
         collectives.close()
         lossy.put(None)
         telling.join()
+
+
+def _work(
+    source: IO[bytes],
+    collectives: BoundedCollectives,
+    updates: UpdateThreads | None,
+    lossy: SimpleQueue[BoundedWork | None],
+) -> None:
+    """Begin what ``source`` says; put what may lose some into ``lossy``."""
+    number, groups = 0, list[Group]()
+    while (line := source.readline()).strip():
+        each = msgspec.json.decode(line, type=Beginning)
+        vital = np.array(each.vital, np.int64).reshape(-1, 2)
+        hint = Hint(each.slot, each.urgency, each.tolerance, vital)
+        values, pulled = np.zeros(each.count, each.dtype), None
+        groups = each.groups or groups
+        if updates is not None and each.operation == "update":
+            pulled = np.zeros(each.count, each.dtype)
+            updates.expect(number, ServerUpdate(values, pulled, each.tensors, groups))
+        work = collectives.submit(each.operation, values, bfloat16=each.bfloat16, hint=hint, pulled=pulled)
+        if each.tolerance:
+            lossy.put(work)
+        number += 1
 
 
 def _end_after(parent: int) -> None:

@@ -217,7 +217,9 @@ def _loaded(path: Path) -> ctypes.CDLL:
     library.foretrain_send_ahead.argtypes = [where, number]
     library.foretrain_bounded_new.argtypes, library.foretrain_bounded_new.restype = [where] * 5, where
     library.foretrain_bounded_peer.argtypes = [where, number, where, number, number, where, where, where]
-    library.foretrain_bounded_submit.argtypes = [where, where, number, where, where, number]
+    library.foretrain_bounded_submit.argtypes = [where, where, number, where, where, where, number]
+    library.foretrain_bounded_next_gate.argtypes, library.foretrain_bounded_next_gate.restype = [where], number
+    library.foretrain_bounded_pass.argtypes = [where, number]
     library.foretrain_bounded_next.argtypes, library.foretrain_bounded_next.restype = [where] * 3, number
     library.foretrain_bounded_say_goodbye.argtypes = [where, number]
     library.foretrain_bounded_inject.argtypes = [where, where, where, number]

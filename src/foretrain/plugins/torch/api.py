@@ -92,6 +92,8 @@ def attach(
     servers = transport.endpoints() if isinstance(transport, ParameterServer) else ()
     if isinstance(transport, ParameterServer):  # ranks compare the addresses, given here or in the environment
         transport = dataclasses.replace(transport, addresses=",".join(f"{host}:{port}" for host, port in servers))
+    elif isinstance(transport, BoundedLoss) and dist.get_world_size(group) == 1:
+        transport = dataclasses.replace(transport, updates="workers")  # there is no server, nor anything to sum
     refuse_wrapped(model)
     optimizers = check(optimizer, model)
     wanted = requested_schedule(schedule)
@@ -102,6 +104,9 @@ def attach(
         *(wanted, compression, transport, timeouts, servers, tune, broadcast_buffers, warmup, interface, trace)
     )
     if options.updates == "servers":
+        if isinstance(transport, BoundedLoss) and compression is not None:
+            problem = "is not for updates on servers under bounded loss, whose pulls are as wide as pushes"
+            raise ConfigError("compression", compression, problem, "leave it out, or write updates='workers'")
         from foretrain.plugins.torch.ps.remote_optimizer import refuse
 
         refuse(optimizers, model)

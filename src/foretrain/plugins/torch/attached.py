@@ -228,10 +228,21 @@ class Attached(AttachedModel[RuntimeParts]):
             remedy = "load it before training begins, or close() and attach again"
             raise ConfigError("optimizer", "load_state_dict()", "comes when servers have its state", remedy)
 
+    def flush(self) -> None:
+        """Apply every wanted update, and fetch what pulls of parameters have lost."""
+        super().flush()
+        runtime = self._runtime
+        if runtime is None or runtime.remote is None or self._closed or self._failure is not None:
+            return
+        if runtime.scheduled.all_stepped:
+            runtime.remote.recover()
+
     def _collect_state(self) -> None:
-        """Fetch the optimizers' state from the servers, and with asynchronous updates the parameters."""
-        if self._runtime is not None and self._runtime.remote is not None:
-            self._runtime.remote.collect(range(len(self._attachments)), adopt=self.asynchronous)
+        """Fetch the optimizers' state from the servers, and parameters where they may be others than here."""
+        if self._runtime is not None and (remote := self._runtime.remote) is not None:
+            remote.collect(range(len(self._attachments)), adopt=self.asynchronous or remote.lossy)
+            if remote.lossy:
+                self._control.all_true(True)  # rank 0 ends the server when it goes on
 
     def _restart(self) -> None:
         if self.asynchronous:
@@ -312,9 +323,17 @@ class Attached(AttachedModel[RuntimeParts]):
         # Biases and norms, of whatever size: there is no other sign of them that all models have.
         reliable = {task for task, parameter in enumerate(parameters) if parameter.ndim <= 1}
         self.ledger = Ledger.of(
-            *(transport, gradients, plan.job.tasks, self.ranks), reliable=reliable, past=self.ledger
+            *(transport, gradients, plan.job.tasks, self.ranks), reliable=reliable, rank=self.rank, past=self.ledger
         )
-        known = (links, self._collectives, self.ledger)
+        remote = None
+        if self._options.updates == "servers":
+            from foretrain.comm.bounded.collectives import BoundedCollectives
+            from foretrain.plugins.torch.bounded.pulls import PulledOptimizer
+
+            assert isinstance(self._collectives, BoundedCollectives)
+            known = (parameters, self._attachments, self._observation.backwards())
+            remote = PulledOptimizer(*known, self._collectives, plan.profile.order)
+        known = (links, self._collectives, self.ledger, remote)
         parts = assemble(context, parameters, gradients, plan, self._groups.gradients, *known)
         return parts, gradients.views
 

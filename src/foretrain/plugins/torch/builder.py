@@ -32,6 +32,7 @@ from foretrain.plugins.torch.streams import enqueues, streams
 if TYPE_CHECKING:
     from foretrain.comm.ps.client.connection import Links
     from foretrain.comm.ps.client.exchange import ServedExchange
+    from foretrain.plugins.torch.bounded.pulls import PulledOptimizer
     from foretrain.plugins.torch.ps.remote_optimizer import RemoteOptimizer
 
 
@@ -62,8 +63,9 @@ def assemble(
     links: Mapping[int, Link] | None,
     collectives: Collectives | None = None,
     ledger: Ledger | None = None,
+    remote: PulledOptimizer | None = None,
 ) -> RuntimeParts:
-    """Start the runtime for all-reduce. Collective.
+    """Start the runtime for collectives. Collective.
 
     Args:
         context: of all parts.
@@ -74,27 +76,34 @@ def assemble(
         links: to the coordinator, or from it to all; None replays a fixed order.
         collectives: that sum in the group's place, if any; they stay the caller's.
         ledger: of what these may lose, if they may.
+        remote: the optimizers, if a server runs them; None runs them here.
     """
     options, control, job, profile = context.options, context.control, plan.job, plan.profile
     device = parameters[0].device
     device_streams = streams(device, len(parameters))
     dtype = wire_dtype(options.compression)
     rounding = Rounding(gradients.flat, dtype) if dtype else None
-    operations = (
-        HostOperations(collectives, ledger)
-        if collectives is not None
-        else GroupOperations(group, device, control.ranks)
-    )
+    executor_class = ProcessGroupExecutor
+    if remote is not None:
+        from foretrain.plugins.torch.bounded.pulls import PullExecutor
+
+        operations, executor_class = remote.operations(ledger), PullExecutor
+    elif collectives is not None:
+        operations = HostOperations(collectives, ledger)
+    else:
+        operations = GroupOperations(group, device, control.ranks)
     # Until all parts are built: closes those that have started if another cannot start.
     with ExitStack() as started:
         for link in (links or {}).values():
             started.callback(link.close)
         updates = DeferredOptimizer(
-            parameters, gradients.views, job.tasks, device_streams, context.failed, context.check, options.trace
+            *(parameters, gradients.views, job.tasks, device_streams, context.failed, context.check),
+            keep=options.trace,
+            apply=remote.adopt if remote else step_subset,
         )
         started.callback(updates.close)
         make_executor = partial(
-            ProcessGroupExecutor,
+            executor_class,
             *(gradients, job.tasks, operations, device_streams, rounding),
             failed=context.failed,
             keep=options.trace,
@@ -121,11 +130,19 @@ def assemble(
             started.callback(executor.close)
             exchange = coordinated_exchange(context, plan, executor, links)
         started.callback(exchange.close, "its schedule could not begin")
-        scheduled = GradientDispatcher(
-            parameters, gradients, profile.fires, profile.passes, exchange, updates, device_streams, control.ranks
-        )
+        common = (parameters, gradients, profile.fires, remote.passes if remote else profile.passes)
+        common += (exchange, updates, device_streams, control.ranks)
+        if remote is None:
+            scheduled = GradientDispatcher(*common)
+        else:
+            from foretrain.plugins.torch.ps.remote_optimizer import RemoteDispatcher
+
+            remote.open(job.tasks, context.check, seeds=control.rank == 0)
+            control.all_true(True)  # the server has the initial state
+            remote.forget()
+            scheduled = RemoteDispatcher(remote, *common)
         started.pop_all()
-    return RuntimeParts(scheduled, exchange, executor, updates)
+    return RuntimeParts(scheduled, exchange, executor, updates, remote)
 
 
 def assemble_served(

@@ -264,6 +264,11 @@ class GradientDispatcher:
         access_guards.held.pop(id(self._parameters[task]), None)
         access_guards.set_raw_grad(self._parameters[task], torch.zeros_like(self._parameters[task]))
 
+    @property
+    def all_stepped(self) -> bool:
+        """Return whether step() was called for all gradients that were applied; here none is without it."""
+        return True
+
     def check_stepped(self) -> None:
         """Raise ConfigError if optimizers' states are not those after their last step(); here they always are."""
 

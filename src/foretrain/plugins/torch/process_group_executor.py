@@ -125,7 +125,7 @@ class HostOperations:
 
     def _begun(self, operation: Callable[..., Work], tensor: torch.Tensor, places: list[BufferSlice]) -> Work:
         hint = self._ledger.hint(places) if self._ledger is not None else None
-        work = operation(_memory(tensor), bfloat16=tensor.dtype == torch.bfloat16, hint=hint)
+        work = operation(memory(tensor), bfloat16=tensor.dtype == torch.bfloat16, hint=hint)
         if self._ledger is not None:
             self._places[work] = places
         return work
@@ -133,7 +133,7 @@ class HostOperations:
     def all_gather(self, shard: torch.Tensor) -> tuple[Work, torch.Tensor]:
         """Begin to collect every rank's ``shard``; return the operation, and all of them one after the other."""
         whole = shard.repeat(self.ranks)
-        return self._collectives.all_gather(_memory(whole), bfloat16=whole.dtype == torch.bfloat16), whole
+        return self._collectives.all_gather(memory(whole), bfloat16=whole.dtype == torch.bfloat16), whole
 
     def finish(self, work: Work, check: Callable[[], None]) -> None:
         """Wait for an operation, and call ``check`` now and then."""
@@ -143,16 +143,16 @@ class HostOperations:
             self._ledger.note(places, work)
 
 
-def _memory(tensor: torch.Tensor) -> NDArray[Any]:
+def memory(tensor: torch.Tensor) -> NDArray[Any]:
     """Return the memory of ``tensor``; of bfloat16 the bits."""
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
-_Work: TypeAlias = tuple[Any, Callable[[], None] | None]
+IssuedWork: TypeAlias = tuple[Any, Callable[[], None] | None]
 """Collective, and what unpacks its result if that was not reduced in place."""
 
 
-class ProcessGroupExecutor(CollectiveExecutor[list[_Work]]):
+class ProcessGroupExecutor(CollectiveExecutor[list[IssuedWork]]):
     """Executor of collectives on the tensors of gradients.
 
     Args:
@@ -181,7 +181,7 @@ class ProcessGroupExecutor(CollectiveExecutor[list[_Work]]):
         self._shards: dict[tuple[Piece, ...], list[tuple[Any, list[BufferSlice], torch.Tensor]]] = {}
         super().__init__(tasks, landed, failed, enqueues=operations.enqueues, keep=keep)
 
-    def _issue(self, command: CollectiveCommand) -> list[_Work]:
+    def _issue(self, command: CollectiveCommand) -> list[IssuedWork]:
         chunk = command.chunk
         # A reduce-scatter sends unused tasks as well; see `_scatter`.
         whole = chunk.op != "all_reduce"
@@ -189,7 +189,7 @@ class ProcessGroupExecutor(CollectiveExecutor[list[_Work]]):
         with self._streams.issuing(used):
             return self._begin(command)
 
-    def _begin(self, command: CollectiveCommand) -> list[_Work]:
+    def _begin(self, command: CollectiveCommand) -> list[IssuedWork]:
         chunk = command.chunk
         if chunk.op == "reduce_scatter":
             return self._scatter(chunk)
@@ -198,7 +198,7 @@ class ProcessGroupExecutor(CollectiveExecutor[list[_Work]]):
         pieces = [piece for piece in chunk.pieces if piece.task not in command.unused]
         return [self._reduce(places) for places in self._by_buffer(pieces)]
 
-    def _reduce(self, places: list[BufferSlice]) -> _Work:
+    def _reduce(self, places: list[BufferSlice]) -> IssuedWork:
         """All-reduce ``places`` of one buffer as one operation; see Note [Slices that are no neighbours]."""
         values = self._values(places)
         sent = self._rounded(places, values)
@@ -216,7 +216,7 @@ class ProcessGroupExecutor(CollectiveExecutor[list[_Work]]):
             return values
         return [self._rounding.round(place, each) for place, each in zip(places, values, strict=True)]
 
-    def _scatter(self, chunk: Chunk) -> list[_Work]:
+    def _scatter(self, chunk: Chunk) -> list[IssuedWork]:
         """Reduce-scatter each buffer's part; every rank keeps one Nth of the sum until it is gathered."""
         works, shards = [], []
         for places in self._by_buffer(chunk.pieces):
@@ -229,7 +229,7 @@ class ProcessGroupExecutor(CollectiveExecutor[list[_Work]]):
         self._shards[chunk.pieces] = shards
         return works
 
-    def _gather(self, chunk: Chunk) -> list[_Work]:
+    def _gather(self, chunk: Chunk) -> list[IssuedWork]:
         if chunk.pieces not in self._shards:
             raise ScheduleError("an all-gather must name the pieces of one reduce-scatter before it, in its order")
         works = []
@@ -245,7 +245,7 @@ class ProcessGroupExecutor(CollectiveExecutor[list[_Work]]):
     def _by_buffer(self, pieces: Sequence[Piece]) -> list[list[BufferSlice]]:
         return [list(places) for _, places in groupby(self._gradients.runs(pieces), lambda place: place.buffer)]
 
-    def _arrive(self, command: CollectiveCommand, work: list[_Work]) -> torch.cuda.Event | None:
+    def _arrive(self, command: CollectiveCommand, work: list[IssuedWork]) -> torch.cuda.Event | None:
         with self._streams.arriving():
             for each, unpack in work:
                 self._operations.finish(each, self._check_open)

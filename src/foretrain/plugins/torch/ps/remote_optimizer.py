@@ -9,7 +9,7 @@ state_dict(), close() ─ `RemoteOptimizer.collect`: the state comes back
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -37,7 +37,7 @@ _COMPARED_ROUNDS: Final = 3
 """Rounds in which every element is compared: scripts that write to parameters do so from the start."""
 _IMPLEMENTATION_OPTIONS: Final = frozenset(("foreach", "capturable", "differentiable"))
 """Options of an optimizer that do not change its results."""
-_REMEDY: Final = "write updates='workers' (--updates workers)"
+_REMEDY: Final = "write updates='workers'"
 
 
 def refuse(optimizers: Sequence[optim.Optimizer], model: nn.Module) -> None:
@@ -78,7 +78,10 @@ class RemoteOptimizer:
     Attributes:
         optimized: for the declaration to the servers.
         tasks: of each optimizer.
+        lossy: whether parameters here may be others than the servers', of which some is lost on the way.
     """
+
+    lossy = False
 
     def __init__(
         self, parameters: Sequence[nn.Parameter], attachments: Sequence[OptimizerHooks], consistency: str, passes: int
@@ -110,8 +113,15 @@ class RemoteOptimizer:
 
     def hyperparameters(self) -> bytes:
         """Return the encoded hyperparameters of the round that begins: the current ones."""
+        return encode_groups(self._announce())
+
+    def _announce(self) -> list[dict[str, Setting]]:
+        """Return the current hyperparameters of all groups, which hold from now on."""
         self._announced = [_settings(optimizer) for optimizer in self._optimizers]
-        return encode_groups([group for groups in self._announced for group in groups])
+        return [group for groups in self._announced for group in groups]
+
+    def begin_round(self) -> None:
+        """Do nothing: the exchange asks for `hyperparameters` when a round begins."""
 
     def check_hyperparameters(self, place: int) -> None:
         """Raise ConfigError if hyperparameters of an optimizer have changed since the round began."""
@@ -179,13 +189,21 @@ class RemoteOptimizer:
     def collect(self, places: Iterable[int], *, adopt: bool = False) -> None:
         """Fetch the state of these optimizers, and with ``adopt`` the parameters."""
         tasks = {task: place for place in places for task in self.tasks[place]}
+        for task, found in self._fetched(list(tasks)):
+            self._restore(task, tasks[task], found, adopt=adopt)
+
+    def recover(self) -> None:
+        """Do nothing: all that servers sent has arrived."""
+
+    def _fetched(self, tasks: Collection[int]) -> Iterator[tuple[int, PartState]]:
+        """Yield each of ``tasks`` with its parameters and state on the servers."""
         parts = [part for part in self._parts if part.task in tasks]
         frames = self._ask(lambda part: [(Header(FrameKind.GET_STATE, part=part.number), b"")], parts)
         found: dict[int, list[PartState]] = {task: [] for task in tasks}
         for part in parts:
             found[part.task].append(decode(frames.pop(part.number)))
-        for task, place in tasks.items():
-            self._restore(task, place, _joined(found[task]), adopt=adopt)
+        for task in tasks:
+            yield task, _joined(found.pop(task))
 
     def _task_state(self, task: int) -> PartState:
         """Return the state of a whole task, flat."""
@@ -209,9 +227,13 @@ class RemoteOptimizer:
         if state:
             optimizer.state[parameter] = state
         if adopt:
-            with torch.no_grad():
-                parameter.copy_(_shaped(parameter, found.parameter))
-            self._versions[task] = parameter._version
+            self._set_parameter(task, found)
+
+    def _set_parameter(self, task: int, found: PartState) -> None:
+        parameter = self._parameters[task]
+        with torch.no_grad():
+            parameter.copy_(_shaped(parameter, found.parameter))
+        self._versions[task] = parameter._version
 
 
 def _settings(optimizer: optim.Optimizer) -> list[dict[str, Setting]]:
@@ -322,6 +344,7 @@ class RemoteDispatcher(GradientDispatcher):
                 self._check_cleared(task)
         self._updates.wait_wanted()
         self._remote.check_parameters()
+        self._remote.begin_round()
         super()._begin()
 
     def _recall(self, task: int) -> None:
@@ -333,9 +356,14 @@ class RemoteDispatcher(GradientDispatcher):
             what = "was not cleared, and the sum to add to is gone: servers have updated with it"
             raise ConfigError("gradient", f"task {task}", what, f"call zero_grad() in every step, or {_REMEDY}")
 
+    @property
+    def all_stepped(self) -> bool:
+        """Return whether step() was called for all gradients with which servers have updated."""
+        return not self.rounds or self._stepped == self._places
+
     def check_stepped(self) -> None:
         """Raise ConfigError if servers have updated with gradients for which step() was not called."""
-        if self.rounds and self._stepped != self._places:
+        if not self.all_stepped:
             rule = "all optimizers step once after each backward(), or after as many as in the first steps"
             what = "was not called for gradients with which servers have updated"
             raise ConfigError("optimizer.step()", "", what, f"see to it that {rule}; or {_REMEDY}")

@@ -40,12 +40,18 @@ class ParameterStore:
         for optimizer in self._optimizers:
             optimizer.state.clear()
         self._parameters: dict[int, torch.nn.Parameter] = {}
+        self._begun: dict[int, _Begun] = {}
+        """Parts of which some elements are a step ahead of the others."""
         self._answers: dict[int, memoryview] = {}
         """Copies of the current bytes of parts, so that a message in flight never changes."""
 
     def group_of(self, part: int) -> int:
         """Return the index of the parameter group of ``part``; −1 if it has none."""
         return self._optimized.group_of[self._parts[part].task]
+
+    def dtype(self, part: int) -> torch.dtype:
+        """Return the type of the parameters of ``part``."""
+        return getattr(torch, self._optimized.dtypes[self._parts[part].task])
 
     def seeded(self, part: int) -> bool:
         """Return whether the initial state of ``part`` is known."""
@@ -58,7 +64,7 @@ class ParameterStore:
         if here is None or group < 0:
             raise Malformed("part", f"the state of part {part}, which is not updated here")
         declared = self._tasks[here.task]
-        kind = getattr(torch, self._optimized.dtypes[here.task])
+        kind = self.dtype(part)
         count = here.size // WIDTHS[declared.dtype]
         if found.parameter.dtype != kind or len(found.parameter) != count:
             raise Malformed("state", f"{len(found.parameter)} {found.parameter.dtype} for {count} {kind}")
@@ -81,7 +87,38 @@ class ParameterStore:
         Raises:
             ForetrainError: the optimizer did.
         """
-        parameter, group = self._parameters[part], self.group_of(part)
+        self._step(part, self._parameters[part], gradient, groups)
+        self._answers.pop(part, None)
+
+    def update_slice(self, part: int, elements: slice, gradient: torch.Tensor, groups: Sequence[Group]) -> torch.Tensor:
+        """Run `update` on some ``elements`` of ``part`` alone, and return these; every step updates each once.
+
+        Counters of the optimizer, such as Adam's step, advance with a step's last elements.
+        """
+        whole, optimizer = self._parameters[part], self._optimizers[self.group_of(part)]
+        begun = self._begun.get(part) or _Begun(optimizer.state.pop(whole, {}), {}, 0)
+        piece = torch.nn.Parameter(whole.detach()[elements])
+        optimizer.state[piece] = {
+            name: value.clone() if name in SCALARS else value[elements] for name, value in begun.before.items()
+        }
+        self._step(part, piece, gradient, groups)
+        for name, value in optimizer.state.pop(piece, {}).items():
+            if name in SCALARS:
+                begun.after[name] = value
+            elif value is not None:
+                if name not in begun.after:
+                    known = begun.before.get(name)
+                    begun.after[name] = torch.zeros(len(whole), dtype=value.dtype) if known is None else known
+                begun.after[name][elements] = value
+        begun = begun._replace(updated=begun.updated + len(piece))
+        self._begun[part] = begun
+        if begun.updated == len(whole):
+            del self._begun[part]
+            optimizer.state[whole] = begun.after
+        return piece.detach()
+
+    def _step(self, part: int, parameter: torch.nn.Parameter, gradient: torch.Tensor, groups: Sequence[Group]) -> None:
+        group = self.group_of(part)
         optimizer = self._optimizers[group]
         known = optimizer.defaults
         settings = {name: value for name, value in (groups[group] | _IMPLEMENTATION).items() if name in known}
@@ -94,7 +131,6 @@ class ParameterStore:
             raise ForetrainError(f"the optimizer of {name!r} failed on its server: {error!r}") from error
         finally:
             parameter.grad = None
-        self._answers.pop(part, None)
 
     def answer(self, part: int, start: int, end: int) -> memoryview:
         """Return a copy of the parameters of gradient bytes ``[start, end)`` of ``part``."""
@@ -128,6 +164,20 @@ _DTYPES: Final = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64)
 }
+
+
+class _Begun(NamedTuple):
+    """Part some of whose elements a step has updated.
+
+    Attributes:
+        before: the optimizer's state before the step; its tensors change where elements are updated.
+        after: the state after the step.
+        updated: elements.
+    """
+
+    before: dict[str, torch.Tensor]
+    after: dict[str, torch.Tensor]
+    updated: int
 
 
 class PartState(NamedTuple):
