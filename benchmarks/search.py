@@ -19,6 +19,8 @@ accuracy.py has kept; is the fastest that was measured among the three that are 
                                                   a space of which nothing is kept is exhausted first, in hours
     python benchmarks/search.py --quick           one space
     python benchmarks/search.py --space NAME      only those with this in their names
+    python benchmarks/search.py --store FOLDER    keeps what was simulated, and how long it took: interrupted, the same
+                                                  command goes on, and counts the time of all its parts
     python benchmarks/search.py --published       only goodput and the published rankings, in a minute
     python benchmarks/search.py --exhaust FOLDER  simulates spaces whole and keeps that; goes on from what FOLDER has
 """
@@ -48,6 +50,7 @@ sys.path.insert(0, str(HERE / "accuracy"))
 from rows import read  # noqa: E402, its folder is no package
 from scipy.stats import spearmanr  # noqa: E402
 
+from foretrain.cli.progress import searching  # noqa: E402
 from foretrain.recipe_search import search  # noqa: E402
 from foretrain.recipe_search.bill import (  # noqa: E402
     Failures,
@@ -56,6 +59,7 @@ from foretrain.recipe_search.bill import (  # noqa: E402
     goodput,
     simulated_goodput,
 )
+from foretrain.recipe_search.strategy import SearchFindings  # noqa: E402
 
 FORECASTS = HERE / "data/accuracy.jsonl"
 """Forecasts of published runs, which benchmarks/accuracy.py has simulated."""
@@ -95,7 +99,7 @@ class Outcome:
         share: of CPU.
         recipes: of the space.
         whole: those that the search simulated whole.
-        seconds: that the search took.
+        seconds: that the search took, in all its parts where it was interrupted.
         error: largest of the extended forecasts.
     """
 
@@ -172,7 +176,7 @@ def kept() -> dict[str, Any]:
 
 def exhaust(case: Case, folder: Path) -> None:
     """Simulate all recipes of a case whole, and keep how long a step of each takes, why not, and at what CPU time."""
-    found = search(case.script, case.space, case.cluster, exhaustive=True, store=folder / case.name).found
+    found, _ = found_in(case, folder, exhaustive=True)
     rows = {}
     for one in found.candidates:
         cpu = one.outcome.cpu if one.outcome else 0.0  # none where it needs more memory than one that had too little
@@ -186,11 +190,26 @@ def exhaust(case: Case, folder: Path) -> None:
     KEPT.write_text("{" + ",\n".join(lines) + "}\n", encoding="utf-8")
 
 
-def explored(case: Case) -> Outcome:
+def found_in(case: Case, folder: Path, *, exhaustive: bool = False) -> tuple[SearchFindings, float]:
+    """Search a case, going on from what ``folder`` has; return the findings, and the seconds of all parts."""
+    store = folder / case.name
+    store.mkdir(parents=True, exist_ok=True)
+    clock = folder / f"{case.name}.seconds"
+    before, began = float(clock.read_text("utf-8")) if clock.exists() else 0.0, time.perf_counter()
+    try:
+        with searching() as progress:
+            found = search(
+                case.script, case.space, case.cluster, exhaustive=exhaustive, store=store, progress=progress
+            ).found
+    finally:
+        seconds = before + time.perf_counter() - began
+        clock.write_text(f"{seconds:.1f}", encoding="utf-8")
+    return found, seconds
+
+
+def explored(case: Case, folder: Path) -> Outcome:
     """Search a case of which nothing is known."""
-    began = time.perf_counter()
-    found = search(case.script, case.space, case.cluster).found
-    seconds = time.perf_counter() - began
+    found, seconds = found_in(case, folder)
     print(f"{case.name}: {found.winner.recipe} is best; {found.cpu:.0f} s of CPU, {found.runs} simulations")
     return Outcome(case.name, math.nan, math.nan, len(found.candidates), len(found.ranked), seconds, found.error)
 
@@ -200,15 +219,12 @@ def stale(case: Case, why: str) -> SystemExit:
                       f"--exhaust FOLDER --space '{case.name}'")  # fmt: skip
 
 
-def searched(case: Case) -> Outcome:
+def searched(case: Case, folder: Path) -> Outcome:
     """Search a case, and compare with what is kept of it; where nothing is, that is made first."""
     if case.name not in kept():
-        with TemporaryDirectory() as folder:
-            exhaust(case, Path(folder))
+        exhaust(case, folder / "exhausted")
     truth: dict[str, tuple[float | str, float]] = kept()[case.name]["recipes"]
-    began = time.perf_counter()
-    found = search(case.script, case.space, case.cluster).found
-    seconds = time.perf_counter() - began
+    found, seconds = found_in(case, folder)
     if [*truth] != [str(one.recipe) for one in found.candidates]:
         raise stale(case, "the space has other recipes now")
     here = there = 0.0
@@ -295,8 +311,9 @@ def goodput_errors() -> Iterator[float]:
 
 
 def own_options(parser: argparse.ArgumentParser) -> None:
-    """--space, --published, --exhaust."""
+    """--space, --store, --published, --exhaust."""
     parser.add_argument("--space", action="append", metavar="NAME", help="only spaces with this in their name")
+    parser.add_argument("--store", type=Path, metavar="FOLDER", help="keep what was simulated, and go on from there")
     parser.add_argument("--published", action="store_true", help="only goodput and the published rankings")
     parser.add_argument("--exhaust", type=Path, metavar="FOLDER", help="simulate spaces whole, and keep that")
 
@@ -319,14 +336,15 @@ def main() -> None:
             print(f"{case.name}: kept", flush=True)
         return
     found: list[Outcome] = []
-    for case in chosen(arguments):
-        one = explored(case) if case is LARGE else searched(case)
-        found.append(one)
-        print(
-            f"{one.name:24} {one.recipes:4} recipes, {one.whole:3} whole  regret {one.regret:.2%}  "
-            f"{one.share:.1%} of the CPU of all  {one.seconds:.0f} s  extended forecasts within {one.error:.2%}",
-            flush=True,
-        )
+    with TemporaryDirectory() as scratch:
+        for case in chosen(arguments):
+            one = (explored if case is LARGE else searched)(case, arguments.store or Path(scratch))
+            found.append(one)
+            print(
+                f"{one.name:24} {one.recipes:4} recipes, {one.whole:3} whole  regret {one.regret:.2%}  "
+                f"{one.share:.1%} of the CPU of all  {one.seconds:.0f} s  extended forecasts within {one.error:.2%}",
+                flush=True,
+            )
     rankings = list(published())
     alike = [one for one in rankings if one.batches == 1]
     for one in rankings:
