@@ -1,4 +1,4 @@
-"""The tables of options in ``docs/reference/cli.md``, from the help of the commands: ``python docs/commands.py``."""
+"""The tables of commands and options in ``docs/reference/cli.md``, from their help: ``python docs/commands.py``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,37 @@ PAGE = Path(__file__).parent / "reference" / "cli.md"
 SHARED = {"scenario options": "The scenario", "fidelity options": "The fidelity of a network"}
 """Boxes of help that several commands have, and the section that describes each once."""
 HEAD = ["| option | meaning | default |", "|---|---|---|"]
+COMMANDS = ["| group | command | what it does |", "|---|---|---|"]
 DEFAULTS = {"": "", "default: True": "on", "required": "required", "optional": ""}
 
 
 def rewritten(page: str) -> str:
-    """Return the page with every table of options as help has it today."""
+    """Return the page with its table of commands and every table of options as help has them today."""
+    table = "\n".join([*COMMANDS, *_commands()])
+    page = re.sub(r"(?m)^\| group \|.*\n(?:\|.*\n)+", lambda _: f"{table}\n", page, count=1)
     return "".join(_with_table(section) for section in re.split(r"(?m)^(?=###? )", page))
+
+
+def _commands() -> list[str]:
+    """Return a row for each command of the overview; the first of a group has the group's name."""
+    rows, group = [], ""
+    for line in map(str.rstrip, _told([])):
+        if found := re.fullmatch(r"  (\S+) +(.+)", line):
+            text = re.sub(r"(?<![\w`])--?[a-z][a-z-]*", r"`\g<0>`", found[2].replace("T*", r"T\*"))
+            rows.append(f"| {group} | [{found[1]}](#foretrain-{found[1]}) | {text} |")
+            group = ""
+        elif re.fullmatch(r"[A-Z]\w+", line):
+            group = line
+    return rows
+
+
+def _told(arguments: list[str]) -> TextIOWrapper:
+    """Return what a command prints, as lines of any length."""
+    told = TextIOWrapper(BytesIO(), encoding="utf-8")
+    with patch.dict(os.environ, COLUMNS="1000"), redirect_stdout(told), suppress(SystemExit):
+        main(arguments)
+    told.seek(0)
+    return told
 
 
 def _with_table(section: str) -> str:
@@ -50,12 +75,9 @@ def _rows(command: str) -> list[str]:
 
 def _arguments(command: str) -> list[tuple[str, str, str]]:
     """Return the box, the name and the meaning of each argument in a command's help."""
-    told, box = TextIOWrapper(BytesIO(), encoding="utf-8"), ""
-    with patch.dict(os.environ, COLUMNS="1000"), redirect_stdout(told), suppress(SystemExit):
-        main([*command.split(), "--help"])
     found: list[tuple[str, str, str]] = []
-    told.seek(0)
-    for line in map(str.rstrip, told):
+    box = ""
+    for line in map(str.rstrip, _told([*command.split(), "--help"])):
         text = line.strip("│").rstrip()
         if line.startswith("╭"):
             box = line.strip("╭╮─ ")

@@ -104,14 +104,14 @@ def test_a_finished_simulation_is_a_tab(done, tmp_path):
 def test_a_finished_search_is_a_tab(tmp_path):
     account = {"compute": 1.0, "exposed": 0.5, "waiting": 0.1, "idle": 0.0, "memory": 2**34, "tokens": 4096}
     recipes = [
-        {"values": {"tp": 2}, "status": "simulated", "seconds": 1.6, **account},
-        {"values": {"tp": 4}, "status": "simulated", "seconds": 1.4, **account},
+        {"values": {"tp": 2}, "status": "simulated", "seconds": 1.6, "interval": [1.2, 2.1], **account},
+        {"values": {"tp": 4}, "status": "simulated", "seconds": 1.4, "interval": [1.1, 1.8], **account},
         {"values": {"tp": 8}, "status": "out of memory", "reason": "needs more"},
     ]
     path = tmp_path / "search.json"
     path.write_text(json.dumps({"recipes": recipes, "winner": {"tp": 4}, "cluster": "dgx-h100:1"}))
     shown = json.loads(results(opened(str(path))[0]))["search"]
-    assert shown["title"] == "tp=4 is the fastest of 2 recipes on dgx-h100:1"
+    assert shown["title"] == "tp=4 is the best of 2 recipes on dgx-h100:1: 1.40 s (95 %: 1.10 s to 1.80 s) a step"
     assert shown["figures"]["steps of the fastest"]["data"][0]["y"] == ["tp=4", "tp=2"]
 
 

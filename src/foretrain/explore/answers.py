@@ -381,7 +381,11 @@ def _search(found: Mapping[str, Any]) -> str:
     memory.update_xaxes(title="memory of a GPU at its peak (GiB)")
     memory.update_yaxes(title="step (s)")
     winner = ", ".join(f"{flag}={value}" for flag, value in found["winner"].items())
-    title = f"{winner} is the fastest of {len(recipes)} recipes on {found['cluster']}"
+    won = next((one for one in best if one["values"] == found["winner"]), best[0])
+    time, low, high = (format_time(time * SECOND) for time in (won["seconds"], *won["interval"]))
+    title = (
+        f"{winner} is the best of {len(recipes)} recipes on {found['cluster']}: {time} (95 %: {low} to {high}) a step"
+    )
     return _joined({"title": title}, {"steps of the fastest": steps, "time and memory": memory})
 
 

@@ -46,7 +46,7 @@ def show(result: SearchResult) -> None:
         console.print(line, markup=False, soft_wrap=True)
     for warning in found.warnings:
         console.print(f"[yellow]warning[/]: {escape(warning)}")
-    row = cells(result, found.winner)
+    row = cells(result, found.winner, ())
     console.print(f"\n[bold]winner[/] {escape(str(result.best))}: {row['step']} a step (95 %: {row['95 %']})")
     console.print(shlex.join(result.command), markup=False, soft_wrap=True)
 
@@ -293,7 +293,8 @@ def page(result: SearchResult, path: Path) -> None:
         figures,
         title=f"{Path(result.command[0]).name} on {result.cluster}",
         good=True,
-        verdict=f"{result.best} is the best recipe" + ", but not for sure" * (others > 0),
+        verdict=f"{result.best} is the best recipe{', but not for sure' * (others > 0)}: {rows[0]['step']} a step "
+        f"(95 %: {rows[0]['95 %']})",
         reasons=first,
         more=more,
         cards=cards,
