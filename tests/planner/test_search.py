@@ -70,6 +70,14 @@ def test_it_simulates_no_more_often_than_allowed_and_once_at_the_optimum(monkeyp
     assert len(asked) == 1
 
 
+def test_a_careful_search_leaves_knobs_that_need_exact_times():
+    rng = random.Random(0)
+    for workload, place in [(random_workload(rng, scale=50_000), random_cluster(rng)) for _ in range(12)]:
+        tried = []
+        tune(workload, place, "prophet", careful=True, tried=tried)
+        assert all(plan.settings["factor"] == 2.0 for plan, _ in tried)
+
+
 @pytest.mark.parametrize("knobs", [{}, {"partition": 100_000}, {"credit": 400_000}])
 def test_a_careful_window_holds_three_partitions_unless_it_is_set(knobs):
     for name in ("bytescheduler", "prophet"):

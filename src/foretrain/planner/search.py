@@ -232,11 +232,12 @@ def tune(
     search.good = max(good, int(bound(workload, place).time * (1 + search.worth)))
     analytic = _analytic(space, job_on(workload, place), _FLIGHTS if careful else 2)
     best = search.better(analytic, plan) if careful else search.better(plan, analytic)
+    moving = [knob for knob in space.free if not (careful and knob.exact)]
     for stride in _STRIDES:
         moved = True
         while moved and not search.over:
             moved = False
-            for knob in space.free:
+            for knob in moving:
                 near = space.neighbours(best, knob, stride)
                 if careful and "credit" not in plan.knobs:
                     near = [_roomy(one, knob) for one in near]

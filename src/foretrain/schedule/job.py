@@ -29,6 +29,7 @@ class Knob:
         kind: bytes, picoseconds, a plain factor, a count or a list of bytes; says how it is written and read.
         tunable: False for what describes a mechanism rather than a trade-off.
         noisy: True for what is worth a search where times vary, in a running job, and changes nothing in the simulator.
+        exact: True for what pays only where times are as exact as the simulator's; a careful search leaves it alone.
         grid: values worth trying, where a geometric search makes no sense.
     """
 
@@ -39,6 +40,7 @@ class Knob:
     kind: Literal["size", "time", "factor", "count", "sizes"] = "size"
     tunable: bool = True
     noisy: bool = False
+    exact: bool = False
     grid: tuple[float, ...] = ()
 
     def check(self, value: KnobValue) -> KnobValue:

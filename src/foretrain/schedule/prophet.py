@@ -81,7 +81,7 @@ class Prophet:
     knobs: ClassVar[tuple[Knob, ...]] = (
         Knob("partition", 4_000_000, 1 << 10, 1 << 34),
         Knob("credit", 16_000_000, 1 << 10, 1 << 34),
-        Knob("factor", 2.0, 0.0, 1e6, "factor", grid=(0.0, 0.5, 1.0, 2.0, 4.0, 8.0)),
+        Knob("factor", 2.0, 0.0, 1e6, "factor", exact=True, grid=(0.0, 0.5, 1.0, 2.0, 4.0, 8.0)),
         Knob("quantile", 0.1, 0.0, 1.0, "factor", tunable=False, noisy=True, grid=(0.05, 0.1, 0.25, 0.5)),
         Knob("profile", 3, 1, 1000, "count", tunable=False),
         Knob("cut", 1, 0, 1, "count", tunable=False),
