@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 from job import Meter, join
+from megatron_batch import load
 from megatron_model import SHAPES, Shape, Stage, Way, fuse, gpt
 from megatron_optimizer import Gradients, MixedPrecisionAdam, counted, sum_partial, wait_before_use
 from megatron_pipeline import Line, interleaved, one_forward_one_backward
@@ -50,6 +51,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--recompute", choices=("none", "selective", "full"), default="none")
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--fuse", action="store_true", help="compile what Megatron has kernels of its own for")
+    parser.add_argument("--load", action="store_true", help="each stage loads each micro-batch from its host")
     parser.add_argument("--reproducible", action="store_true", help="initial values do not depend on the layout")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -148,6 +150,7 @@ def main() -> None:
     words = 50257 if args.words is None else args.words
     torch.manual_seed(2)
     tokens = torch.randint(words, (args.global_batch, args.sequence + 1)).chunk(dp)[mesh["dp"].get_local_rank()]
+    on_host = tokens.split(args.micro_batch)
     batches = [
         tuple(
             zigzag(part, 1, mesh["cp"].get_local_rank(), args.cp) if args.cp > 1 else part
@@ -157,7 +160,7 @@ def main() -> None:
     ]
 
     def run(stage: Stage, came: torch.Tensor | None, number: int) -> torch.Tensor:
-        inputs, targets = batches[number]
+        inputs, targets = load(on_host[number], device, tp) if args.load else batches[number]
         return stage(inputs if came is None else came, targets if stage.last else None)
 
     layers = [module for stage in stages for module in stage.modules() if isinstance(module, (Column, Row))]
