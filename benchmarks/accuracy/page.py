@@ -53,10 +53,10 @@ real GPU, reports 2.9 % and 8.5 % for runs of this kind. All runs: mean {all_err
 
 Where errors of a kind of run have one sign, forecasts lack something. Pipelines of many micro-batches come out short
 where the host is the bound, although each stage loads each micro-batch here as Megatron does; so does tensor
-parallelism over 8 GPUs, where the host takes 5 ms for a layer that takes 3.5 ms over 2 or 4. Context parallelism within
-a server took longer than is explained here: the excess grows with the steps of the ring, 7 s for 3 of them and 17 s for
-7, while kernels, messages and memory do not account for it; across servers, where the same code runs, forecasts are
-right to a few percent.
+parallelism over 8 GPUs, where a layer of a micro-batch of one sequence took 5 ms, and over 2 or 4 at most 4.2 ms.
+Context parallelism within a server took longer than is explained here: the excess grows with the steps of the ring, 7 s
+for 3 of them and 17 s for 7, and neither kernels nor messages nor memory account for it; across servers, where the same
+code runs, forecasts are right to a few percent.
 
 {layouts}
 
