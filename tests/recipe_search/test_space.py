@@ -121,6 +121,14 @@ def test_presets_expand(name: str):
     assert not any("{" in word for recipe in space.recipes for word in recipe.argv)
 
 
+def test_torchtitans_backend_is_one_that_pytorch_knows_unless_the_command_line_names_another():
+    flags = ["--training.num_tokens_per_train_step=16777216", "--training.max_context_length=8192"]
+    for given, backend in (([], "partial_dtensor"), (["--parallelism.spmd_backend=spmd_types"], "spmd_types")):
+        space = expand(declared("torchtitan"), ("train.py", *flags, *given), world=64, gpus=8)
+        chosen = {word for one in space.recipes for word in one.argv if "spmd_backend" in word}
+        assert chosen == {f"--parallelism.spmd_backend={backend}"}
+
+
 def test_values_may_be_any_sequence_and_conditions_are_checked():
     space = expand(declared({"values": {"tp": range(1, 3), "pp": (1, 2)}}), ("train.py", "{tp}", "{pp}"), 8, 8)
     assert len(space.recipes) == 4

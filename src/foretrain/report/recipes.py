@@ -184,7 +184,7 @@ def fronts_by_recipe(result: SearchResult) -> dict[int, list[str]]:
     return names
 
 
-def cells(result: SearchResult, candidate: RecipeState, fronts: Sequence[str]) -> dict[str, str]:
+def cells(result: SearchResult, candidate: RecipeState, fronts: Sequence[str] = ()) -> dict[str, str]:
     """Return a recipe's row, by the column's name; ``fronts`` are the names of those that it is on."""
     account, winner = account_of(candidate), result.found.winner
     outcome = candidate.outcome or next(iter(candidate.pieces.values()))
