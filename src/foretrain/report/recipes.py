@@ -136,7 +136,7 @@ def listed(result: SearchResult) -> list[RecipeState]:
 
 
 @dataclass(frozen=True, slots=True)
-class ParetoFront:
+class RecipeFront:
     """Recipes that no other beats in both time for the same tokens and one other quantity.
 
     Attributes:
@@ -152,7 +152,7 @@ class ParetoFront:
     members: tuple[int, ...]
 
 
-def pareto_fronts(result: SearchResult) -> list[ParetoFront]:
+def pareto_fronts(result: SearchResult) -> list[RecipeFront]:
     """Return the fronts of time and memory, and of time and price, energy and goodput where these are known."""
     shown, bill = listed(result), result.bill
     accounts = [account_of(one) for one in shown]
@@ -170,7 +170,7 @@ def pareto_fronts(result: SearchResult) -> list[ParetoFront]:
     for name, (title, numbers_) in values.items():
         sign = -1 if name == "goodput" else 1  # of goodput more is better
         members = front([(time, sign * value) for time, value in zip(times, numbers_, strict=True)])
-        fronts.append(ParetoFront(name, title, tuple(numbers_), tuple(members)))
+        fronts.append(RecipeFront(name, title, tuple(numbers_), tuple(members)))
     return fronts
 
 
