@@ -1,17 +1,21 @@
 """Write every picture, table and command output of the documentation: ``python docs/figures.py``.
 
-All of it is simulated, so that the same source gives the same bytes on every machine; a test checks that.
+All of it is simulated, or drawn from measurements that are kept in ``benchmarks/data``, so that the same source gives
+the same bytes on every machine; a test checks that.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -32,6 +36,8 @@ from foretrain.simulation import Run, simulate  # noqa: E402
 from foretrain.workload import Gradient, Layer, Workload  # noqa: E402
 
 FIGURES = HERE / "_figures"
+SERVERS = HERE.parent / "benchmarks" / "data" / "ps.json"
+"""What ``benchmarks/ps.py --full --json FILE`` measured."""
 
 EXAMPLE = "4x1xV100@10Gbps,overhead=200us,latency=20us"
 """Slow operations, as with gloo, so that what an operation costs can be seen in the pictures."""
@@ -107,6 +113,7 @@ def figures() -> Iterator[tuple[str, str]]:
     yield "cases.md", overview(comparisons)
     yield from gains()
     yield "sweep-columns.md", columns()
+    yield "servers.md", servers(json.loads(SERVERS.read_text(encoding="utf-8")))
     for name, command in COMMANDS.items():
         yield f"{name}.txt", output(command)
 
@@ -239,6 +246,30 @@ def gains() -> Iterator[tuple[str, str]]:
         "gain.svg",
         chart.svg(lines, x="communication / computation", y="T_WFBP / T*", xs=(0.1, 10), ys=(1, 1.5), rule=2 / 3),
     )
+
+
+def servers(measured: Mapping[str, Any]) -> str:
+    """Return what each schedule gains over fifo on real links, a table for each set-up."""
+    cells = sorted(measured["details"]["cells"], key=lambda one: (one["setup"], one["cell"]["ratio"]))
+    tables = []
+    for setup, group in groupby(cells, key=lambda one: one["setup"]):
+        rows = [f"**{setup}**", ""]
+        for one in group:
+            cases = {case["case"]: case for case in one["cases"] if "median" in case}
+            if len(rows) == 2:
+                names = [name for name in cases if name != "fifo"]
+                heads = ["model", "MB", "R", "fifo", *(f"`{name}`" for name in names), "T/T*", "idle", "error"]
+                rows += [f"| {' | '.join(heads)} |", f"|---{'|--:' * (len(heads) - 1)}|"]
+            fifo, prophet = cases["fifo"], cases["prophet"]
+            gains = [f"{cases[name]['vs_fifo']:.2f}" if name in cases else "–" for name in names]
+            size = f"{one['workload']['bytes'] / 1e6:.0f}"
+            idle = f"{fifo['idle']:.0%} → {prophet['idle']:.0%}".replace("%", " %")
+            optimum = f"{1 + prophet['gap']:.2f}"
+            error = f"{100 * prophet['forecast_error']:+.0f} %".replace("-", "−")
+            what = [one["model"], size, f"{one['cell']['ratio']:g}", f"{fifo['median']:.2f} s"]
+            rows.append(f"| {' | '.join([*what, *gains, optimum, idle, error])} |")
+        tables.append("\n".join(rows))
+    return "\n\n".join(tables) + "\n"
 
 
 def _two_digits(value: float) -> str:
