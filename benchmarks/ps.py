@@ -39,6 +39,7 @@ from rich.table import Table
 
 from foretrain.comm.ps.server.sums import Pushed, add_up
 from foretrain.errors import ForetrainError
+from foretrain.files import write_atomically
 from foretrain.lab import Lab
 from foretrain.lab.compare import conduct, experiment, on, plan_of
 from foretrain.lab.messages import LabPlan, LabProgress
@@ -441,9 +442,9 @@ def show_steps(steps: dict[str, Any]) -> None:
 # Tables and targets.
 
 
-def case(result: dict[str, Any], start: str) -> dict[str, Any] | None:
-    """The first case that was measured and whose name starts with ``start``."""
-    return next((one for one in result["cases"] if "median" in one and one["case"].startswith(start)), None)
+def case(result: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """The case of this name, if it was measured."""
+    return next((one for one in result["cases"] if "median" in one and one["case"] == name), None)
 
 
 def show(results: Sequence[tuple[Cell, dict[str, Any]]]) -> None:
@@ -577,7 +578,7 @@ def main() -> None:
             found.failures.append(f"{what}: {error}")
             print(f"failed: {found.failures[-1]}", file=sys.stderr, flush=True)
         if file:
-            file.write_text(json.dumps({"partial": values(found), "details": details(found)}, indent=2) + "\n")
+            write_atomically(file, json.dumps({"partial": values(found), "details": details(found)}, indent=2) + "\n")
 
     keep("messages", found.messages, lambda: found.messages.update(messaged(15 if brief else 40)))
     show_messages(found.messages)

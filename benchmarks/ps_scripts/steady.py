@@ -25,47 +25,35 @@ import foretrain as ft
 from foretrain.lab.paced import AcceleratorClock, scaled
 from foretrain.lab.training import PacedModel
 from foretrain.schedule import Job
-from foretrain.schedule.monitor import Arrivals, Monitor
+from foretrain.schedule.prophet import PlannedOrder
 from foretrain.workload import zoo
 
-WATCHED = {
-    Monitor: ("start", "done", "fits", "settle", "drifted"),
-    Arrivals: ("begin", "note", "off", "medians", "blocks"),
-}
-
-
-_MUCH = 1 << 20
+WATCHED = "_measure", "_judge"
+"""Of `PlannedOrder`: what it does for every acknowledgement, and in every step, a new plan included."""
 
 
 class Meter:
-    """What Prophet's monitor and profile cost, and how often it adopts what they say.
+    """What Prophet's watching of the link costs, and what it finds.
 
     Attributes:
         seconds: of a core.
-        plans: adopted so far.
-        slowness: of the link, by the latest of them: ps for a MiB.
+        slowness: of the link that the latest plan is for, in that of the first.
     """
 
     def __init__(self) -> None:
-        self.seconds, self.plans, self.slowness, self._inside = 0.0, 0, 1.0, False
-        for kind, names in WATCHED.items():
-            for name in names:
-                setattr(kind, name, self._timed(name, getattr(kind, name)))
+        self.seconds, self.slowness = 0.0, 1.0
+        for name in WATCHED:
+            setattr(PlannedOrder, name, self._timed(getattr(PlannedOrder, name)))
 
-    def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
-        def timed(*arguments: Any) -> Any:
-            if self._inside:
-                return call(*arguments)
-            self._inside, began = True, time.thread_time()
+        def timed(order: PlannedOrder, *arguments: Any) -> Any:
+            began = time.thread_time()
             try:
-                return call(*arguments)
+                return call(order, *arguments)
             finally:
                 self.seconds += time.thread_time() - began
-                self._inside = False
-                if name == "settle":
-                    self.plans += 1
-                    self.slowness = arguments[0].time(_MUCH)
+                self.slowness = order._slowness
 
         return timed
 
@@ -90,14 +78,14 @@ def train(options: dict[str, Any], schedule: str, meter: Meter) -> None:
         assert attached.cost is not None
         for _ in range(2 + attached.schedule.build(Job.of(attached.workload, attached.cost)).warmup):
             iterate()
-        meter.seconds, meter.plans = 0.0, 0
+        meter.seconds = 0.0
         for number in range(options["iterations"]):
             began = time.perf_counter()
             iterate()
             if dist.get_rank() == 0:
                 took = time.perf_counter() - began
                 told = {"schedule": schedule, "iteration": number, "seconds": took}
-                seen = {"plans": meter.plans, "slowness": meter.slowness, "monitor": meter.seconds}
+                seen = {"slowness": meter.slowness, "monitor": meter.seconds}
                 print(json.dumps(told | seen), flush=True)
     dist.barrier()
 
