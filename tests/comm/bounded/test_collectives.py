@@ -392,6 +392,28 @@ def test_closing_ends_what_is_under_way():
             work.wait(300)
 
 
+def test_two_threads_that_close_free_the_memory_once():
+    class Slow:
+        """Library whose memory takes long to free."""
+
+        def __init__(self, library):
+            self.library, self.freed = library, []
+
+        def __getattr__(self, name):
+            return getattr(self.library, name)
+
+        def foretrain_bounded_delete(self, handle):
+            self.freed.append(handle)
+            time.sleep(0.2)
+            self.library.foretrain_bounded_delete(handle)
+
+    with group(2) as members:
+        one = members[0].engine
+        one._library = slow = Slow(one._library)
+        in_threads(2, lambda _: members[0].close())
+        assert len(slow.freed) == 1
+
+
 def test_forged_packets_move_nothing_but_counters():
     rng, job = random.Random(0), None
     with engines(2) as made:

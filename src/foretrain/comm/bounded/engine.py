@@ -257,10 +257,11 @@ class BoundedEngine:
             os.close(self._wake)
 
     def release(self) -> None:
-        """Free the engine's memory, once it is closed and nobody calls it any more."""
-        if self._handle:
-            self._library.foretrain_bounded_delete(self._handle)
-            self._handle = None
+        """Free the engine's memory, once it is closed and nobody calls it any more; any number of times."""
+        with self._closing:
+            handle, self._handle = self._handle, None
+        if handle:
+            self._library.foretrain_bounded_delete(handle)
 
     def inject(self, packets: bytes, sizes: Sequence[int] | NDArray[np.int64] | None = None) -> None:
         """Process packets as if they had come over UDP; only for tests, while the thread has nothing to do.

@@ -407,8 +407,8 @@ class Attached(AttachedModel[RuntimeParts]):
             logger.error("rank %d: %s", self.rank, error)
             # On this thread: the training thread may be blocked on the device.
             self._groups.abort()
-            if self._collectives is not None:
-                self._collectives.close()
+            if (collectives := self._collectives) is not None:  # the training thread may close them, too
+                collectives.close()
         if self._runtime is not None:
             self._runtime.updates.wake()
 
