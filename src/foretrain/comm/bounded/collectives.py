@@ -71,7 +71,8 @@ class BoundedWork:
 
     Attributes:
         tolerant: whether some may be lost.
-        losses: what did not come, when it is done; on rank 0 over a server, also what did not come there.
+        losses: what did not come here, when it is done; what a server has lost comes later, see `losses_elsewhere`.
+        told: set when the server has said that; None where nobody will.
         sent: this rank's contribution, where that is not ``values`` as they were.
         pulled: what a server sends back, where that is no sum.
     """
@@ -90,6 +91,8 @@ class BoundedWork:
         self.values: NDArray[np.uint8] = values.view(np.uint8)
         self.dtype = values.dtype
         self.losses: list[Loss] = []
+        self.told: threading.Event | None = None
+        self._losses_elsewhere: list[Loss] = []
         self.sent: _Sent | None = None
         self._result = values[result]
         self._error: BaseException | None = None
@@ -111,6 +114,18 @@ class BoundedWork:
         """End the operation, once."""
         self.losses, self._error = losses, error
         self._done.set()
+
+    def tell(self, losses: list[Loss]) -> None:
+        """Set what a server has lost of this operation, once."""
+        assert self.told is not None
+        self._losses_elsewhere = losses
+        self.told.set()
+
+    def losses_elsewhere(self, timeout: float = 0.0) -> list[Loss] | None:
+        """Return what a server has lost of this operation; None where it has not said so within ``timeout`` seconds."""
+        if self.told is not None and not self.told.wait(timeout):
+            return None
+        return self._losses_elsewhere
 
     def energy(self) -> float:
         """Return the sum of squares of the result, in floats of 64 bits but for float32."""
@@ -238,7 +253,7 @@ class BoundedCollectives:
             waits = any(np.may_share_memory(values, other.values) for other in self._unfinished)
             plan = self._encoded(operation, len(values), values.itemsize, tolerance, kind, hint, waits)
             self._unfinished.append(work)
-            self._begin(operation, values, bfloat16, replace(hint, tolerance=tolerance))
+            self._begin(work, values, bfloat16, replace(hint, tolerance=tolerance))
             vital = _NO_EXTENTS if hint.vital is None else hint.vital
             self.engine.submit(plan, work.values, vital, None if pulled is None else pulled.view(np.uint8))
         return work
@@ -292,12 +307,8 @@ class BoundedCollectives:
                 transform(floats, sent.key[0], back)
             own[chosen[span]] = _rounded(floats, values.dtype, sent.bfloat16)
 
-    def _begin(self, operation: BoundedOperation, values: NDArray[Any], bfloat16: bool, hint: Hint) -> None:
+    def _begin(self, work: BoundedWork, values: NDArray[Any], bfloat16: bool, hint: Hint) -> None:
         """Tell others than the ranks that an operation begins."""
-
-    def _losses_elsewhere(self, work: BoundedWork) -> list[Loss]:
-        """Return what others than the ranks have lost of ``work``."""
-        return []
 
     def _encoded(
         self, operation: BoundedOperation, count: int, item: int, tolerance: float, kind: str, hint: Hint, waits: bool
@@ -331,7 +342,7 @@ class BoundedCollectives:
                 losses = self._land(work, losses)
                 with self._lock:
                     self._unfinished.popleft()
-                work.finish(losses + self._losses_elsewhere(work), None)
+                work.finish(losses, None)
                 del work  # or the last array would live until the next operation
             error = self._closed_error()
         except EngineFailed as failed:

@@ -10,7 +10,7 @@ import math
 import time
 from collections import defaultdict, deque
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ from foretrain.tasks import Task
 
 _ENTRIES = 100_000
 """Losses that are kept one by one."""
+_WAIT = 1.0
+"""Seconds that the counts of a job wait for what a server has lost last."""
 
 
 class LossEntry(NamedTuple):
@@ -89,6 +91,8 @@ class Ledger:
         self.lost = np.zeros((len(self.names), ranks), np.int64)
         self.kept = np.zeros_like(self.lost)
         self.sent = self._sent_before = self._steps_before = 0
+        self._late: deque[tuple[tuple[BufferSlice, ...], Any]] = deque()
+        """Operations, with their slices, of which the server's losses are not booked."""
         self._of_job: NDArray[np.int64] | None = None
         """Sums over all ranks of what `totals` returns."""
         self.entries: deque[LossEntry] = deque(maxlen=_ENTRIES)
@@ -115,6 +119,7 @@ class Ledger:
 
     def _go_on(self, past: Ledger) -> None:
         """Begin with what ``past`` ended with."""
+        past._book_late()
         for name, lost, kept in zip(past.names, past.lost, past.kept, strict=True):
             self.lost[self.names.index(name)], self.kept[self.names.index(name)] = lost, kept
         self.sent = self._sent_before = past.sent
@@ -157,11 +162,26 @@ class Ledger:
 
     def note(self, slices: Sequence[BufferSlice], work: object) -> set[int]:
         """Book the losses of an operation on ``slices`` that is done; return tasks whose parameters lost some."""
-        losses: list[Loss] = getattr(work, "losses", [])
-        stale = set[int]()
         if self.guard is not None:
             step = self._asked[self._known[tuple(slices)][0]].popleft()
             self._show(self.guard, step, slices, getattr(work, "energy", float)())
+        if getattr(work, "told", None) is not None:
+            self._late.append((tuple(slices), work))
+        self._book_late()
+        return self._book(slices, getattr(work, "losses", []))
+
+    def _book_late(self, wait: float = 0.0) -> None:
+        """Book what a server has lost of operations that are done, of which it says so later than ranks do."""
+        while self._late:
+            slices, work = self._late[0]
+            if (losses := work.losses_elsewhere(wait)) is None:
+                return
+            self._late.popleft()
+            self._book(slices, losses)
+
+    def _book(self, slices: Sequence[BufferSlice], losses: Sequence[Loss]) -> set[int]:
+        """Book ``losses`` of an operation on ``slices``; return tasks whose parameters lost some."""
+        stale = set[int]()
         for task, first, behind in self._parts(slices) if losses else ():
             for loss in losses:
                 size = min(behind, loss.place + loss.size) - max(first, loss.place)
@@ -172,7 +192,6 @@ class Ledger:
                         self.kept[task, self._rank] += size
                         stale.add(task)
                     self.entries.append(LossEntry(time.perf_counter_ns(), task, loss.source, size))
-
         return stale
 
     def observe_loss(self, value: float) -> None:
@@ -182,6 +201,7 @@ class Ledger:
 
     def totals(self) -> list[int]:
         """Return bytes that this rank has handed over, that its sums have lost of each tensor, and that it has kept."""
+        self._book_late(_WAIT)
         return [self.sent, *self.lost.sum(1).tolist(), *self.kept[:, self._rank].tolist()]
 
     def gathered(self, rows: Sequence[Sequence[int]] | None) -> None:

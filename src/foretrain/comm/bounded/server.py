@@ -42,6 +42,8 @@ from foretrain.comm.ps.consistency import Group
 
 _LIMIT = 10.0
 """Seconds until a server that is told to end is killed."""
+_DRAIN = 5.0
+"""Seconds that a server that is told to end gives operations under way: a rank may be slower than rank 0."""
 _GRACE = 1.0
 """Seconds from rank 0's end to the server's own: by then all ranks have found whose link broke first."""
 
@@ -119,7 +121,8 @@ class SummingServer:
 
     def _answer(self, kind: Any) -> Any:
         assert self._process.stdout is not None
-        return msgspec.json.decode(self._process.stdout.readline() or b"[]", type=kind)
+        line = self._process.stdout.readline()
+        return msgspec.json.decode(line if line.endswith(b"\n") else b"[]", type=kind)
 
     def tell(self, message: Opening | Beginning | Sequence[Sequence[int]]) -> None:
         """Send a message; a server that has ended is found by the engines."""
@@ -127,10 +130,9 @@ class SummingServer:
         with contextlib.suppress(OSError, ValueError):
             _write(self._process.stdin, message)
 
-    def close(self) -> None:
-        """End the process, any number of times."""
+    def end(self) -> None:
+        """End the process, any number of times; what it has said can still be read."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with contextlib.suppress(OSError, ValueError):
             self._process.stdin.write(b"\n")  # forked children may hold copies, whose end would have to come first
             self._process.stdin.close()
@@ -139,6 +141,11 @@ class SummingServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def close(self) -> None:
+        """End the process, and read nothing more of it; any number of times."""
+        self.end()
+        assert self._process.stdout is not None
         self._process.stdout.close()
 
 
@@ -153,6 +160,10 @@ class ServedCollectives(BoundedCollectives):
     def __init__(self, server: SummingServer, *arguments: Any, **options: Any) -> None:
         self._server = server
         self._groups: list[Group] | None = None
+        self._untold: SimpleQueue[BoundedWork | None] = SimpleQueue()
+        """Operations of whose losses the server has not told yet, in its order."""
+        self._telling = threading.Thread(target=self._tell_all, name="foretrain-server-losses", daemon=True)
+        self._telling.start()
         super().__init__(*arguments, **options)
 
     def announce(self, groups: Sequence[Mapping[str, Any]]) -> None:
@@ -162,16 +173,25 @@ class ServedCollectives(BoundedCollectives):
     def close(self) -> None:
         """End all threads, sockets and the server; operations under way fail. From any thread, any number of times."""
         super().close()
+        self._server.end()
+        self._untold.put(None)
+        self._telling.join()
         self._server.close()
 
-    def _begin(self, operation: BoundedOperation, values: NDArray[Any], bfloat16: bool, hint: Hint) -> None:
+    def _begin(self, work: BoundedWork, values: NDArray[Any], bfloat16: bool, hint: Hint) -> None:
         vital, tensors = ([] if each is None else each.tolist() for each in (hint.vital, hint.tensors))
-        known = (operation, values.dtype.name, bfloat16, len(values), hint.tolerance or 0.0)
+        known = (work.operation, values.dtype.name, bfloat16, len(values), hint.tolerance or 0.0)
         groups, self._groups = self._groups, None
         self._server.tell(Beginning(*known, hint.slot, hint.urgency, vital, tensors, groups))
+        if work.tolerant:
+            work.told = threading.Event()
+            self._untold.put(work)
 
-    def _losses_elsewhere(self, work: BoundedWork) -> list[Loss]:
-        return self._server.losses() if work.tolerant else []
+    def _tell_all(self) -> None:
+        """Tell operations what the server has lost: it ends them later than rank 0 does, if another rank is slow."""
+        while (work := self._untold.get()) is not None:
+            work.tell(self._server.losses())
+            del work  # or the last array would live until the next operation
 
 
 class ServerUpdate(NamedTuple):
@@ -276,8 +296,8 @@ def _work(
     updates: UpdateThreads | None,
     lossy: SimpleQueue[BoundedWork | None],
 ) -> None:
-    """Begin what ``source`` says; put what may lose some into ``lossy``."""
-    number, groups = 0, list[Group]()
+    """Begin what ``source`` says, and see it through; put what may lose some into ``lossy``."""
+    number, groups, work = 0, list[Group](), None
     while (line := source.readline()).strip():
         each = msgspec.json.decode(line, type=Beginning)
         vital = np.array(each.vital, np.int64).reshape(-1, 2)
@@ -291,6 +311,8 @@ def _work(
         if each.tolerance:
             lossy.put(work)
         number += 1
+    if work is not None:
+        work.wait(_DRAIN)
 
 
 def _end_after(parent: int) -> None:
@@ -302,7 +324,7 @@ def _end_after(parent: int) -> None:
 
 
 def _tell_losses(works: SimpleQueue[BoundedWork | None], to: IO[bytes]) -> None:
-    with contextlib.suppress(LinkError, OSError):  # nobody waits for more
+    with contextlib.suppress(LinkError, OSError), to:  # nobody waits for more
         while (work := works.get()) is not None:
             work.wait()
             _write(to, work.losses)
