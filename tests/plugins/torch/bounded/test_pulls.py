@@ -163,6 +163,31 @@ def test_what_a_pull_loses_keeps_its_value_for_a_step_and_checkpoints_and_the_en
     )
 
 
+def optimizing_the_head(steps):
+    """Trains a model of which only the last layer has an optimizer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 1024), nn.Tanh(), nn.Linear(1024, 64))
+    before = copied([*model.parameters()])
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    transport = BoundedLoss(0.3, "ps", reliable_steps=1, reliable_bytes=0, updates="servers")
+    with losing_packets(0.1), attach(model, optimizer, "fifo", warmup=WARMUP, transport=transport) as job:
+        for step in range(WARMUP + steps):
+            objective(model(batch(step, width=64))).backward()
+            optimizer.step()
+            model.zero_grad()
+        kept = dict(zip(job.ledger.names, job.ledger.kept[:, job.rank].tolist(), strict=True))
+        model.state_dict()
+    return before, copied([*model.parameters()]), kept
+
+
+def test_parameters_without_an_optimizer_stay_what_they_are(ranks):
+    (before, after, kept), (_, other, others) = ranks(optimizing_the_head, 12)
+    assert kept["0.weight"] + others["0.weight"] > 0
+    assert not differences(after, other, 0.0)
+    for task in range(4):
+        assert torch.equal(before[task], after[task]) == (task < 2)
+
+
 def learning(tolerance):
     """Accuracy on digits that were held out."""
     from sklearn.datasets import load_digits

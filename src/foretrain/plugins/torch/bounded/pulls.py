@@ -93,7 +93,7 @@ class PulledOptimizer(RemoteOptimizer):
     def came(self, tasks: Collection[int], lost: Collection[int]) -> None:
         """Note that parts of ``tasks`` were pulled, and that those of ``lost`` did not come whole."""
         self._came.update(tasks)
-        self._lost.update(lost)
+        self._lost.update(task for task in lost if self._owner[task] >= 0)  # of others the server has none
 
     def _settle(self) -> None:
         """End a round, whose pulls are all done."""
