@@ -156,7 +156,7 @@ def test_a_server_that_sums_and_is_lost_is_named_and_ends_with_its_session():
 SERVED = """
 import os, signal, time
 from foretrain.comm.bounded.server import Opening, SummingServer
-server = SummingServer(Opening("127.0.0.1", 2, "00" * 32, False, "share", 60.0, os.getpid()))
+server = SummingServer(Opening("127.0.0.1", 2, "00" * 32, False, "share", "packet", 60.0, os.getpid()))
 server.row()
 if (child := os.fork()) == 0:
     time.sleep(600)

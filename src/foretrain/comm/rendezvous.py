@@ -258,13 +258,12 @@ def _connect_bounded(
     fresh = proof(secret, "foretrain bounded", control.share(secrets.token_bytes(NONCE_SIZE)))
     rank, ranks, gather, server = control.rank, control.ranks, control.gather, None
     rescale, ending = transport.missing == "rescale", transport.ending
+    opening = host, ranks, fresh.hex(), rescale, ending
     updates = transport.updates == "servers"
     module = {"module": _UPDATING_SERVER} if updates else {}
     if transport.over == "ps":
         server = (
-            SummingServer(Opening(host, ranks, fresh.hex(), rescale, ending, timeout, os.getpid()), **module)
-            if rank == 0
-            else None
+            SummingServer(Opening(*opening, transport.droppable, timeout, os.getpid()), **module) if rank == 0 else None
         )
         gather = partial(_gather_with, server, control)
     try:

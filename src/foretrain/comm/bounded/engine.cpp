@@ -464,10 +464,11 @@ class Engine {
             numbers.swap(passing_);
         }
         for (uint32_t number : numbers) {
-            Operation& op = *find(number);
-            op.held = false;
-            ++op.stage;
-            start_stage(op);
+            Operation* op = find(number);
+            if (!op) continue;
+            op->held = false;
+            ++op->stage;
+            start_stage(*op);
         }
         return !numbers.empty();
     }
@@ -518,12 +519,16 @@ class Engine {
         budget = std::max(budget, std::min(budget + share, CARRY * share));
         if (op.extents.empty()) return;
         made.vital.reset(made.packets, false);
-        for (size_t k = 0; k < op.extents.size(); k += 2) {
-            int64_t from = std::max(op.extents[k] - numbers.place, int64_t(0));
-            int64_t to = std::min(op.extents[k + 1] - numbers.place, numbers.size);
-            for (int64_t i = from / set_.payload; from < to && i <= (to - 1) / set_.payload; ++i) made.vital.set(i);
-        }
+        mark_vital(op, numbers.place, numbers.size, made.vital);
         made.vital_missing = made.vital.total();
+    }
+
+    // Sets the bits of packets that have some of what is vital, of an array of `size` bytes at `place` of the values.
+    void mark_vital(const Operation& op, int64_t place, int64_t size, Bits& packets) const {
+        for (size_t k = 0; k < op.extents.size(); k += 2) {
+            int64_t from = std::max(op.extents[k] - place, int64_t(0)), to = std::min(op.extents[k + 1] - place, size);
+            for (int64_t i = from / set_.payload; from < to && i <= (to - 1) / set_.payload; ++i) packets.set(i);
+        }
     }
 
     void start_stage(Operation& op) {
@@ -584,11 +589,17 @@ class Engine {
         return int64_t((op.number * 2654435761u + uint32_t(stage) * 40503u) % uint64_t(packets));
     }
 
-    // Decides which packets are important: by their mean magnitude against a quantile of the last time.
+    // Decides which packets are important.
     void tag(Operation& op, Send& send, bool reliable) {
         const PlanHeader& header = op.header();
         send.important.reset(send.packets, reliable || header.tagging != DROPPABLE);
-        if (reliable || header.tagging != BY_MAGNITUDE || header.kind > 3) return;
+        if (reliable) return;
+        if (header.tagging == BY_MAGNITUDE && header.kind <= 3) tag_by_magnitude(header, send);
+        mark_vital(op, send.offset, send.size, send.important);
+    }
+
+    // Takes packets for unimportant whose mean magnitude is below a quantile of the last time.
+    void tag_by_magnitude(const PlanHeader& header, Send& send) {
         std::vector<float> mean(send.packets);
         for (int64_t i = 0; i < send.packets; ++i) {
             int64_t size = std::min(set_.payload, send.size - i * set_.payload);

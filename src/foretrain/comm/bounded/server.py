@@ -37,7 +37,7 @@ from foretrain.comm.bounded.server_state import Updater, answer
 from foretrain.comm.collectives.ring import connect_peers
 from foretrain.comm.coordinator.addresses import decoded, encoded
 from foretrain.comm.coordinator.link import Link, LinkError
-from foretrain.comm.options import Ending
+from foretrain.comm.options import Droppable, Ending
 from foretrain.comm.ps.consistency import Group
 
 _LIMIT = 10.0
@@ -57,6 +57,7 @@ class Opening(msgspec.Struct, frozen=True):
         secret: of these engines, in hex.
         rescale: whether sums that miss contributions are rescaled.
         ending: when an array is over that may lose some.
+        droppable: which packets of parameters switches may drop rather than mark.
         timeout: seconds until all are connected, and after which a silent one is lost.
         parent: number of rank 0's process.
     """
@@ -66,6 +67,7 @@ class Opening(msgspec.Struct, frozen=True):
     secret: str
     rescale: bool
     ending: Ending
+    droppable: Droppable
     timeout: float
     parent: int
 
@@ -273,7 +275,7 @@ def main(updater: Updater | None = None) -> None:
     if updater is not None:
         links = connect_peers(opening.host, meet, secret, rank, rank + 1, opening.timeout, range(rank))
         updates = UpdateThreads(updater, engine, list(links.values()))
-    collectives = BoundedCollectives(engine, rank, rank, over="ps", rescale=opening.rescale)
+    collectives = BoundedCollectives(engine, rank, rank, over="ps", rescale=opening.rescale, droppable=opening.droppable)
     lossy: SimpleQueue[BoundedWork | None] = SimpleQueue()
     telling = threading.Thread(target=_tell_losses, args=(lossy, answers))
     telling.start()
