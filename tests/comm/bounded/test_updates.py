@@ -119,6 +119,20 @@ def test_what_is_lost_of_a_pull_keeps_its_previous_value_and_the_next_pull_resto
             np.testing.assert_array_equal(values, updater.parameters)
 
 
+def test_what_a_pull_has_lost_the_next_one_brings():
+    gradients = [np.ones(COUNT, np.float32) for _ in range(RANKS)]
+    pulled = [np.zeros(COUNT, np.float32) for _ in range(RANKS)]
+    before, lost = [set() for _ in range(RANKS)], 0
+    with serving(Subtracting(), losing(0.1), tolerance=0.3) as (_, step):
+        for _ in range(8):
+            for rank, work in enumerate(done(step(gradients, pulled))[:RANKS]):
+                now = {loss.place + k for loss in work.losses for k in range(loss.size)}
+                assert now.isdisjoint(before[rank])
+                before[rank] = now
+                lost += len(now)
+    assert lost
+
+
 @pytest.mark.parametrize("options", [{"rescale": True}, {"feedback": True}])
 def test_what_pushes_lose_is_made_good_on_the_server_and_not_in_what_is_pulled(options):
     updater = Subtracting()

@@ -46,8 +46,9 @@
 // says so, and who hears that goes back to UDP.
 //
 // Note [Pulls]. A server that updates parameters sends these back in place of sums, from an array of their own, and ranks
-// have one for what comes. A packet that is lost there is not zeroed: what was there before stays. Between the sum and
-// what is sent, the server's operation stops at a gate, until Python has updated; others go on meanwhile.
+// have one for what comes. A packet that is lost there is not zeroed: what was there before stays, and is vital in the
+// next pull of the same array, so that nothing is lost twice in a row. Between the sum and what is sent, the server's
+// operation stops at a gate, until Python has updated; others go on meanwhile.
 //
 // Note [Own thread]. The engine answers peers in a thread that never takes Python's lock, which a training thread may
 // hold for milliseconds: TCP would answer them in the kernel.
@@ -511,16 +512,22 @@ class Engine {
         made.came.reset(made.packets, false);
         if (made.need >= made.size) return;
         if (ending_.over) {
-            std::vector<int64_t>& history = histories_[{op.header().slot, stage, made.from, made.size}];
+            std::vector<int64_t>& history = histories_[place_of(op, made)];
             history.resize(HISTORY);
             made.history = history.data();
         }
         int64_t& budget = peers_[made.from].budget, share = made.size - made.need;
         budget = std::max(budget, std::min(budget + share, CARRY * share));
-        if (op.extents.empty()) return;
         made.vital.reset(made.packets, false);
         mark_vital(op, numbers.place, numbers.size, made.vital);
+        if (made.pulled)
+            for (int64_t i : lost_pulls_[place_of(op, made)]) made.vital.set(i);
         made.vital_missing = made.vital.total();
+    }
+
+    // Key of an array that comes in every step.
+    static std::array<int64_t, 4> place_of(const Operation& op, const Receive& receive) {
+        return {op.header().slot, receive.stage, receive.from, receive.size};
     }
 
     // Sets the bits of packets that have some of what is vital, of an array of `size` bytes at `place` of the values.
@@ -677,8 +684,11 @@ class Engine {
         else
             peers_[receive.from].budget -= receive.size - receive.got;
         if (receive.stage == op.stage) --op.waiting;
+        std::vector<int64_t> none, &lost = receive.pulled ? lost_pulls_[place_of(op, receive)] : none;
+        lost.clear();
         for (int64_t i = receive.came.next(0, false); i < receive.packets; i = receive.came.next(i, false)) {
             int64_t end = receive.came.next(i, true);
+            for (int64_t packet = i; packet < end; ++packet) lost.push_back(packet);
             int64_t from = i * set_.payload, size = std::min(end * set_.payload, receive.size) - from;
             if (!receive.direct && !receive.pulled) std::memset(receive.target + from, 0, size);
             op.lost.insert(op.lost.end(), {receive.place + from, size, receive.from});
@@ -1389,6 +1399,7 @@ class Engine {
     Law law_;
     Ending ending_;
     std::map<std::array<int64_t, 4>, std::vector<int64_t>> histories_;  // by slot, stage, rank and size
+    std::map<std::array<int64_t, 4>, std::vector<int64_t>> lost_pulls_;  // the same; packets that the last pull has lost
     uint8_t service_[16];           // type of service by class: droppable, important
     int64_t* counters_;
     std::vector<Peer> peers_;

@@ -3,9 +3,10 @@
     gradients ──▶ server: their mean, its optimizer ──▶ `PulledParameters` ──▶ the model's parameters, at step()
 
 # Note [Lost pulls]
-A packet of parameters that is lost leaves in this rank's copy what was there before, for a step: the next pull brings
-what the server has by then. The server's copy is never another, and gradients of stale parameters are as those of an
-asynchronous worker. Before a checkpoint, and in the end, a rank fetches over TCP what its last pull has lost.
+A packet of parameters that is lost leaves in this rank's copy what was there before, for a step: the next pull must not
+lose it again, and brings what the server has by then. Only where the policy cuts tensors otherwise by then, it may. The
+server's copy is never another, and gradients of stale parameters are as those of an asynchronous worker. Before a
+checkpoint, and in the end, a rank fetches over TCP what its last pull has lost.
 """
 
 from __future__ import annotations
