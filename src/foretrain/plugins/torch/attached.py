@@ -229,12 +229,16 @@ class Attached(AttachedModel[RuntimeParts]):
             raise ConfigError("optimizer", "load_state_dict()", "comes when servers have its state", remedy)
 
     def flush(self) -> None:
-        """Apply every wanted update, and fetch what pulls of parameters have lost."""
+        """Apply every wanted update, and fetch what pulls of parameters have lost.
+
+        ConfigError if the server may have gone on with gradients for which step() was not called.
+        """
         super().flush()
         runtime = self._runtime
         if runtime is None or runtime.remote is None or self._closed or self._failure is not None:
             return
-        if runtime.scheduled.all_stepped:
+        if runtime.remote.lossy:
+            runtime.scheduled.check_stepped()
             runtime.remote.recover()
 
     def _collect_state(self) -> None:

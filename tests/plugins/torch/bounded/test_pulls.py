@@ -188,6 +188,41 @@ def test_parameters_without_an_optimizer_stay_what_they_are(ranks):
         assert torch.equal(before[task], after[task]) == (task < 2)
 
 
+def saving_between(steps):
+    """Saves the model between two backward passes of a step, and between the last of them and step()."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 1024), nn.Tanh(), nn.Linear(1024, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    transport = BoundedLoss(0.3, "ps", reliable_steps=1, reliable_bytes=0, updates="servers")
+    stale, errors = 0, []
+    with losing_packets(0.1), attach(model, optimizer, "fifo", warmup=WARMUP, transport=transport) as job:
+        for step in range(WARMUP + steps):
+            objective(model(batch(2 * step, width=64))).backward()
+            if step > WARMUP:
+                stale += len(job._runtime.remote._stale)
+                saved = {name: value.clone() for name, value in model.state_dict().items()}
+                server = dict(job._runtime.remote._fetched(range(4)))
+                for task, (name, parameter) in enumerate(job._named):
+                    assert torch.equal(saved[name], _shaped(parameter, server[task].parameter))
+            objective(model(batch(2 * step + 1, width=64))).backward()
+            if step > WARMUP:
+                try:
+                    model.state_dict()
+                except ConfigError as error:
+                    errors.append(str(error))
+            optimizer.step()
+            optimizer.zero_grad()
+    return stale, errors
+
+
+def test_a_checkpoint_between_two_backward_passes_is_the_servers_and_after_the_last_one_an_error(ranks):
+    (stale, errors), (others_stale, others_errors) = ranks(saving_between, 10)
+    assert stale + others_stale > 0
+    for each in (errors, others_errors):
+        assert len(each) == 9
+        assert "was not called for gradients with which servers have updated" in each[0]
+
+
 def learning(tolerance):
     """Accuracy on digits that were held out."""
     from sklearn.datasets import load_digits

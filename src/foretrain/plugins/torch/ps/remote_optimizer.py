@@ -358,8 +358,9 @@ class RemoteDispatcher(GradientDispatcher):
 
     @property
     def all_stepped(self) -> bool:
-        """Return whether step() was called for all gradients with which servers have updated."""
-        return not self.rounds or self._stepped == self._places
+        """Return whether step() was called for all gradients with which servers may have updated."""
+        nothing_sent = self._open and not any(self._sent)  # gradients are accumulated first
+        return not self.rounds or self._stepped == self._places or nothing_sent
 
     def check_stepped(self) -> None:
         """Raise ConfigError if servers have updated with gradients for which step() was not called."""
