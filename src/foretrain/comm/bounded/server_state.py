@@ -95,8 +95,14 @@ class ServerState:
         """Yield each of ``tensors`` with its parameters and optimizer state on the server; read all of them."""
         bodies = _bodies(self._link, check)
         for tensor in tensors:
-            _send(self._link, _Kind.GET, tensor, b"")
-            _, tensor, body = next(bodies)
+            try:
+                _send(self._link, _Kind.GET, tensor, b"")
+                kind, found, body = next(bodies)
+                if (kind, found) != (_Kind.STATE, tensor):
+                    raise LinkError(f"the server that updates has answered about tensor {found}, not {tensor}")
+            except BaseException:
+                self._link.close()  # an answer that is still to come would be taken for the next one's
+                raise
             yield tensor, msgspec.msgpack.decode(body, type=list[bytes])
 
     def close(self) -> None:
