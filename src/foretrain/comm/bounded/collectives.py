@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,6 +127,11 @@ class BoundedWork:
         if self.told is not None and not self.told.wait(timeout):
             return None
         return self._losses_elsewhere
+
+    def overlaps(self, other: BoundedWork) -> bool:
+        """Return whether this operation and ``other`` may share memory."""
+        pairs = product((self.values, self.pulled), (other.values, other.pulled))
+        return any(np.may_share_memory(one, two) for one, two in pairs if one is not None and two is not None)
 
     def energy(self) -> float:
         """Return the sum of squares of the result, in floats of 64 bits but for float32."""
@@ -250,7 +256,7 @@ class BoundedCollectives:
             if self._error is not None:
                 raise LinkError(str(self._error), self._error.peer)
             # In order: also where it could begin, one that waits holds back all that follow.
-            waits = any(np.may_share_memory(values, other.values) for other in self._unfinished)
+            waits = any(work.overlaps(other) for other in self._unfinished)
             plan = self._encoded(operation, len(values), values.itemsize, tolerance, kind, hint, waits)
             self._unfinished.append(work)
             self._begin(work, values, bfloat16, replace(hint, tolerance=tolerance))

@@ -170,7 +170,8 @@ class ServedCollectives(BoundedCollectives):
 
     def announce(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Let the server update with the hyperparameters ``groups`` from the next operation on."""
-        self._groups = [dict(group) for group in groups]
+        with self._lock:  # `_begin` takes them
+            self._groups = [dict(group) for group in groups]
 
     def close(self) -> None:
         """End all threads, sockets and the server; operations under way fail. From any thread, any number of times."""
