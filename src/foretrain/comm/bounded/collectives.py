@@ -377,7 +377,8 @@ class BoundedCollectives:
     def _lost(self, failed: EngineFailed) -> LinkError:
         what = {0: "it hung up", -1: "another rank lost it"}.get(failed.why) or os.strerror(failed.why)
         if failed.rank == self.ranks:
-            return LinkError(f"the server that sums was lost: {what}; the output of rank 0 says more")
+            said = self.state.failure() if self.state is not None else ""
+            return LinkError(f"the server that sums was lost: {said or what}; the output of rank 0 says more")
         text = f"rank {failed.rank} was lost: {what}; that rank's own output says more"
         return LinkError(text, failed.rank)
 

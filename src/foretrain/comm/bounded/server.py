@@ -33,7 +33,7 @@ from foretrain.comm.bounded import Hint, Loss
 from foretrain.comm.bounded.collectives import BoundedCollectives, BoundedWork, connect_engine
 from foretrain.comm.bounded.engine import BoundedEngine
 from foretrain.comm.bounded.plans import BoundedOperation
-from foretrain.comm.bounded.server_state import Updater, answer
+from foretrain.comm.bounded.server_state import Updater, answer, tell_failure
 from foretrain.comm.collectives.ring import connect_peers
 from foretrain.comm.coordinator.addresses import decoded, encoded
 from foretrain.comm.coordinator.link import Link, LinkError
@@ -213,11 +213,15 @@ class UpdateThreads:
         updater: of the parameters.
         engine: of the server.
         links: to all ranks.
+
+    Attributes:
+        failed: whether one of them has ended with an error.
     """
 
     def __init__(self, updater: Updater, engine: BoundedEngine, links: Sequence[Link]) -> None:
         self._updater, self._engine, self._links = updater, engine, links
         self._lock = threading.Lock()
+        self.failed = False
         self._expected: dict[int, ServerUpdate] = {}
         """By number of the operation."""
         self._threads = [threading.Thread(target=self._guarded, args=(self._run,))]
@@ -246,15 +250,21 @@ class UpdateThreads:
     def _guarded(self, run: Callable[[], None]) -> None:
         try:
             run()
-        except BaseException:
+        except BaseException as error:
             traceback.print_exc()
+            self.failed = True
+            tell_failure(self._links, error)
             self._engine.close()  # the ranks find that, and say that the server was lost
             for link in self._links:
                 link.close()
 
 
-def main(updater: Updater | None = None) -> None:
-    """Sum whatever rank 0 begins, until it says that this was all; update parameters by ``updater``."""
+def main(updater: Updater | None = None) -> int:
+    """Sum whatever rank 0 begins, until it says that this was all; update parameters by ``updater``.
+
+    Returns:
+        The exit status of the process.
+    """
     source, answers = sys.stdin.buffer, sys.stdout.buffer
     opening = msgspec.json.decode(source.readline(), type=Opening)
     rank, secret = opening.ranks, bytes.fromhex(opening.secret)
@@ -291,6 +301,7 @@ def main(updater: Updater | None = None) -> None:
         collectives.close()
         lossy.put(None)
         telling.join()
+    return int(updates is not None and updates.failed)
 
 
 def _work(
@@ -339,4 +350,4 @@ def _write(to: IO[bytes], message: Any) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

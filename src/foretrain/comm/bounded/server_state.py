@@ -3,12 +3,14 @@
     rank 0 ──▶ DECLARE  the optimizers         LOAD  parameters and optimizer state of a tensor
     a rank ──▶ GET      those of a tensor      ◀── STATE
     a rank ──▶ READY    all before is done     ◀── READY
+                                               ◀── ERROR, what has failed on the server, which ends
 
 Everything here arrives: it is no part of a step. A body that is too large for a message is cut; the last piece says so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
@@ -23,6 +25,9 @@ from foretrain.comm.ps.consistency import Group
 
 _PIECE = 8 << 20
 """Bytes of a body in one message."""
+_LAST_WORDS = 1.0
+"""Seconds that a rank waits for what a server that is lost has to say about that."""
+_LOST = "the server that updates was lost: {}; the output of rank 0 says more"
 
 
 class _Kind(IntEnum):
@@ -33,6 +38,7 @@ class _Kind(IntEnum):
     GET = 2
     STATE = 3
     READY = 4
+    ERROR = 5
 
 
 class Updater(Protocol):
@@ -105,9 +111,24 @@ class ServerState:
                 raise
             yield tensor, msgspec.msgpack.decode(body, type=list[bytes])
 
+    def failure(self) -> str:
+        """Return what has failed on a server that is lost; nothing where it has not said so."""
+        with contextlib.suppress(LinkError):
+            for message in self._link.receive(_LAST_WORDS):
+                if message.kind == _Kind.ERROR:
+                    return message.body.decode()
+        return ""
+
     def close(self) -> None:
         """End the link, any number of times."""
         self._link.close()
+
+
+def tell_failure(links: Sequence[Link], error: BaseException) -> None:
+    """Tell the ranks at the other ends of ``links`` that ``error`` ends the server."""
+    for link in links:
+        with contextlib.suppress(LinkError):
+            _send(link, _Kind.ERROR, 0, f"{type(error).__name__}: {error}".encode()[:_PIECE])
 
 
 def answer(link: Link, updater: Updater, lock: threading.Lock) -> None:
@@ -148,9 +169,11 @@ def _bodies(link: Link, check: Callable[[], None]) -> Iterator[tuple[_Kind, int,
             messages = link.receive(POLL_INTERVAL)
         except LinkError as error:
             check()
-            raise LinkError("the server that updates was lost; the output of rank 0 says more") from error
+            raise LinkError(_LOST.format("it hung up")) from error
         check()
         for message in messages:
+            if message.kind == _Kind.ERROR:
+                raise LinkError(_LOST.format(message.body.decode()))
             pieces.append(message.body)
             if message.flag:
                 yield _Kind(message.kind), message.value, b"".join(pieces)

@@ -303,3 +303,22 @@ def losing_the_server(how):
 def test_a_server_that_is_lost_ends_the_job(job, how):
     for outcome in job(2).outcomes(losing_the_server, how):
         assert re.search(r"the server that (sums|updates) was lost", outcome.value or outcome.error)
+
+
+def failing_on_the_server():
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters())
+    attached = attach(model, optimizer, SMALL, warmup=WARMUP, transport=SERVED)
+    train(model, optimizer, steps=WARMUP + 2, width=WIDTH)
+    optimizer.param_groups[0]["betas"] = (0.9,)
+    try:
+        train(model, optimizer, steps=50, width=WIDTH)
+    except ForetrainError as error:
+        attached._abandon(str(error))
+        return str(error)
+    return "nothing was noticed"
+
+
+def test_an_error_of_an_optimizer_on_the_server_is_that_of_the_ranks(job):
+    for outcome in job(2).outcomes(failing_on_the_server):
+        assert re.search(r"the optimizer of '.*' failed on its server: ValueError", outcome.value or outcome.error)

@@ -69,5 +69,4 @@ def _typed(values: NDArray[Any], kind: torch.dtype) -> torch.Tensor:
 
 if __name__ == "__main__":
     prepare()
-    main(TensorUpdater())
-    os._exit(0)  # to take PyTorch down in order takes seconds, for which rank 0 would wait
+    os._exit(main(TensorUpdater()))  # to take PyTorch down in order takes seconds, for which rank 0 would wait
