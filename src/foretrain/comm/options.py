@@ -160,8 +160,8 @@ Ending: TypeAlias = Literal["share", "early_close", "adaptive_timeout"]
 class BoundedLoss:
     """Sum gradients by collectives over UDP that are over when enough has come (DLCP, arXiv 2008.08445).
 
-    All ranks get the same sums. Where a peer cannot be
-    reached over UDP, its packets go over TCP from a second later on.
+    All ranks get the same sums; with ``updates="servers"`` they get a server's parameters in their place, of which each
+    rank may lose some. Where a peer cannot be reached over UDP, its packets go over TCP from a second later on.
 
     Attributes:
         tolerance: p, the share of each rank's contribution that a sum may lose. 0 loses nothing. "auto" begins with 0,
@@ -186,7 +186,7 @@ class BoundedLoss:
             is a small error of all values and not the loss of some (OptiReduce). Sums are rounded otherwise then.
         updates: where optimizers run: "workers", each rank on its own copy of the parameters, or "servers", for
             ``over="ps"`` and PyTorch: the server updates, and sends parameters back instead of sums, of which a rank
-            may lose as much as of its contribution: what is lost keeps its previous value there.
+            may lose as much as of its contribution: what is lost keeps its previous value there until the next pull.
 
     Raises ConfigError for a value that is not one of these.
     """

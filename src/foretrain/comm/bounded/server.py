@@ -97,11 +97,11 @@ class Beginning(msgspec.Struct, frozen=True):
 
 
 class SummingServer:
-    """Server's process, as rank 0 sees it. `close` it.
+    """Process of a server that sums, or that also updates parameters, as rank 0 sees it. `close` it.
 
     Args:
         opening: what it is told first.
-        module: to run; the usual one updates nothing.
+        module: to run: this one only sums, a plugin's may also update and send parameters back in place of sums.
     """
 
     def __init__(self, opening: Opening, module: str = __name__) -> None:
@@ -286,7 +286,8 @@ def main(updater: Updater | None = None) -> int:
     if updater is not None:
         links = connect_peers(opening.host, meet, secret, rank, rank + 1, opening.timeout, range(rank))
         updates = UpdateThreads(updater, engine, list(links.values()))
-    collectives = BoundedCollectives(engine, rank, rank, over="ps", rescale=opening.rescale, droppable=opening.droppable)
+    options: dict[str, Any] = {"rescale": opening.rescale, "droppable": opening.droppable}
+    collectives = BoundedCollectives(engine, rank, rank, over="ps", **options)
     lossy: SimpleQueue[BoundedWork | None] = SimpleQueue()
     telling = threading.Thread(target=_tell_losses, args=(lossy, answers))
     telling.start()
