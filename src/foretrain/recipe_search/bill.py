@@ -27,7 +27,6 @@ from __future__ import annotations
 import math
 import random
 import tomllib
-from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -143,9 +142,11 @@ def _daly(failures: Failures, interval: float, slowdown: float) -> float:
     """Return the work over time, with work ``slowdown`` times as slow, where spares never lack."""
     mtbf, needed = failures.mtbf, interval * slowdown + failures.checkpoint
     if math.isinf(mtbf):
-        return interval / needed
+        return 1 / slowdown if math.isinf(interval) else interval / needed
     if (needed + failures.restart) / mtbf > 500:
         return 0.0
+    if needed == 0:  # checkpoints that take no time, all the time
+        return math.exp(-failures.restart / mtbf) / slowdown
     return interval / (mtbf * math.exp(failures.restart / mtbf) * math.expm1(needed / mtbf))
 
 
@@ -159,31 +160,38 @@ def best_interval(failures: Failures) -> float:
     part = (math.sqrt(5) - 1) / 2
     while high - low > 1e-6 * high:
         first, second = high - part * (high - low), low + part * (high - low)
-        if goodput(failures, first) > goodput(failures, second):
+        if goodput(failures, first) >= goodput(failures, second):
             high = second
         else:
             low = first
     return (low + high) / 2
 
 
-def simulated_goodput(failures: Failures, interval: float, work: float, seed: int = 0) -> float:
+def simulated_goodput(
+    failures: Failures, interval: float, work: float, seed: int = 0, events: int = 1_000_000
+) -> float:
     """Return `goodput` in a run of ``work`` s of training, failure by failure and slow GPU by slow GPU.
 
     Failures come at any time, during checkpoints and restarts as well, but not while the job waits for a repair; what
-    was done since the last checkpoint is lost.
+    was done since the last checkpoint is lost. The run ends early after this many ``events``: checkpoints, failures and
+    GPUs that turn slow. The result is nan where it then has seen too few failures to tell.
     """
-    draw, speeds = random.Random(seed), _Speeds(failures, seed)
-    now, saved = 0.0, 0.0
+    if math.isinf(failures.mtbf) or not 0 < interval < math.inf:
+        return math.nan
+    draw, speeds = random.Random(seed), _Speeds(failures, seed, events)
+    now, saved, happened, failed = 0.0, 0.0, 0, 0
     fails = draw.expovariate(1 / failures.mtbf)
     broken: list[float] = []  # when servers that failed are repaired, in order
-    while saved < work:
+    while saved < work and happened + speeds.drawn < events:
+        happened += 1
         piece = min(interval, work - saved)
         end = speeds.end_of(now, piece) + (failures.checkpoint if saved + piece < work else 0.0)
         if end <= fails:
             now, saved = end, saved + piece
             continue
         now = fails
-        while True:  # until a restart is not interrupted by another failure
+        while happened < events:  # until a restart is not interrupted by another failure
+            happened, failed = happened + 1, failed + 1
             broken = [*(time for time in broken if time > now), now + failures.repair]
             now = now if len(broken) <= failures.spares else broken[0]
             fails = now + draw.expovariate(1 / failures.mtbf)
@@ -192,25 +200,49 @@ def simulated_goodput(failures: Failures, interval: float, work: float, seed: in
                 now = end
                 break
             now = fails
-    return work / now
+    enough = saved >= work or (failed >= _FEWEST_FAILURES and saved > 0)
+    return saved / now if enough else math.nan
+
+
+_FEWEST_FAILURES = 100
+"""Failures that a simulation that ends early must have seen."""
 
 
 class _Speeds:
-    """Speed of steps over time: 1, and less while a GPU is slow; drawn as far as it is asked for."""
+    """Speed of steps over time: 1, and less while a GPU is slow; drawn as far as it is asked for.
 
-    def __init__(self, failures: Failures, seed: int) -> None:
-        self._draw, self._failures = random.Random(f"{seed}/stragglers"), failures
-        self._pieces: deque[tuple[float, float]] = deque()  # until when, and the speed
-        self._ends: list[float] = []  # of GPUs that are slow
-        self._drawn, self._next = 0.0, self._turns_slow(0.0)
+    Attributes:
+        drawn: how many GPUs turned slow; no more than ``most`` do.
+    """
+
+    _ALWAYS = 12.0
+    """How long a GPU stays slow, over the time between two that turn slow, from which on one always is: but for e⁻¹² of
+    the time, which no simulation meets."""
+
+    def __init__(self, failures: Failures, seed: int, most: int) -> None:
+        self._draw, self._most, self.drawn = random.Random(f"{seed}/stragglers"), most, 0
+        self._stragglers, self._slow = failures.stragglers, 1 / failures.slowdown
+        self._pieces: list[tuple[float, float]] = []  # until when, and the speed
+        self._first = 0  # piece that no call has passed
+        if self._stragglers is None:
+            self._pieces.append((math.inf, 1.0))
+        elif self._stragglers.lasts > self._ALWAYS * self._stragglers.every:
+            self._pieces.append((math.inf, self._slow))
+        else:
+            self._next = self._draw.expovariate(1 / self._stragglers.every)
 
     def end_of(self, begin: float, work: float) -> float:
-        """Return when ``work`` is done that begins at ``begin``, which is never before that of an earlier call."""
-        while self._pieces and self._pieces[0][0] <= begin:
-            self._pieces.popleft()
-        index = 0
+        """Return when ``work`` is done that begins at ``begin``, which is never before that of an earlier call.
+
+        It is never done where too many GPUs turn slow.
+        """
+        while self._first < len(self._pieces) and self._pieces[self._first][0] <= begin:
+            self._first += 1
+        index = self._first
         while True:
-            while index == len(self._pieces):
+            if index == len(self._pieces):
+                if self.drawn >= self._most:
+                    return math.inf
                 self._append()
             until, speed = self._pieces[index]
             if (until - begin) * speed >= work:
@@ -218,26 +250,24 @@ class _Speeds:
             work, begin, index = work - max(until - begin, 0.0) * speed, max(until, begin), index + 1
 
     def _append(self) -> None:
-        """Draw until a GPU turns slow or recovers."""
-        speed = 1 / self._failures.slowdown if self._ends else 1.0
-        if self._ends and min(self._ends) < self._next:
-            self._drawn = min(self._ends)
-            self._ends.remove(self._drawn)
-        else:
-            self._drawn = self._next
-            stragglers = self._failures.stragglers
-            if stragglers is not None:
-                self._ends.append(self._drawn + self._draw.expovariate(1 / stragglers.lasts))
-            self._next = self._turns_slow(self._drawn)
-        self._pieces.append((self._drawn, speed))
-
-    def _turns_slow(self, now: float) -> float:
-        stragglers = self._failures.stragglers
-        return math.inf if stragglers is None else now + self._draw.expovariate(1 / stragglers.every)
+        """Draw the time until a GPU turns slow, and that until none is."""
+        stragglers = self._stragglers
+        assert stragglers is not None
+        self._pieces.append((self._next, 1.0))
+        end = self._next
+        while self._next <= end and self.drawn < self._most:
+            end = max(end, self._next + self._draw.expovariate(1 / stragglers.lasts))
+            self._next += self._draw.expovariate(1 / stragglers.every)
+            self.drawn += 1
+        self._pieces.append((end, self._slow))
 
 
-_SIMULATED_INTERVALS = 50_000
-"""Checkpoints of the simulation that stands beside the closed form."""
+_SIMULATED_FAILURES = 10_000
+"""Mean times between failures for which the simulation that stands beside the closed form works."""
+_NO_GOODPUT = 1e-9
+"""Goodput of a recipe that never ends."""
+_LEAST_GOODPUT = 0.01
+"""Goodput below which a job is refused: it fails more often than it goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,11 +300,14 @@ class Bill:
         return _known()["gpus"].get(self.device, {}).get("rated")
 
     def useful(self, account: Account) -> float:
-        """Return the goodput: of the time the part that trains, at full speed; 1 where nobody said what fails."""
+        """Return the goodput: of the time the part that trains, at full speed; 1 where nobody said what fails.
+
+        It is never 0, so that a recipe whose checkpoint never ends before a failure ranks last.
+        """
         if self.failures is None:
             return 1.0
         failures = self.failures.during(account)
-        return goodput(failures, self.checkpointed(failures))
+        return max(goodput(failures, self.checkpointed(failures)), _NO_GOODPUT)
 
     def checkpointed(self, failures: Failures) -> float:
         """Return the interval of work between checkpoints, s."""
@@ -295,6 +328,25 @@ class Bill:
         """Return an amount of money as text, with its currency where that is known."""
         return f"{money:{form}} {self.currency}".strip()
 
+    def failure_numbers(self, account: Account) -> dict[str, float | None] | None:
+        """Return the numbers of a recipe's failures, s, for JSON; None where nobody said what fails."""
+        if self.failures is None:
+            return None
+        failures = self.failures.during(account)
+        every = self.checkpointed(failures)
+        return {
+            "mtbf": failures.mtbf,
+            "checkpoint": failures.checkpoint,
+            "interval": every,
+            "best_interval_daly": best_interval(failures),
+            "best_interval_young": young(failures),
+            "goodput": goodput(failures, every),
+            "simulated_goodput": _simulated(failures, every),
+            "waiting": failures.waiting,
+            "slow": failures.slow,
+            "slowdown": failures.slowdown,
+        }
+
     def lines(self, account: Account, tokens: float | None) -> Iterator[str]:
         """Yield sentences about a step of a recipe: money, energy, failures."""
         what, many = ("a million tokens", 1e6 / tokens) if tokens else ("a step", 1.0)
@@ -314,22 +366,32 @@ class Bill:
             totals += [] if joules is None else [f"{steps * joules / 3.6e9:,.1f} MWh without what failures take"]
             yield f"the run of {self.run:.3g} tokens: {', '.join(totals)}"
         if self.failures is not None:
-            failures = self.failures.during(account)
-            every = self.checkpointed(failures)
-            kind = "as the script saves" if account.saved else "parameters and optimizer"
-            simulated = simulated_goodput(failures, every, _SIMULATED_INTERVALS * every)
+            yield from self._failure_lines(account)
+
+    def _failure_lines(self, account: Account) -> Iterator[str]:
+        """Yield sentences about goodput, the checkpoints, and stragglers."""
+        assert self.failures is not None
+        failures = self.failures.during(account)
+        every, simulated = self.checkpointed(failures), _simulated(failures, self.checkpointed(failures))
+        steps = max(round(every / account.time), 1) if math.isfinite(every) else 0
+        after = f"{steps:,} steps" if steps > 1 else "step"
+        saves = f"a checkpoint every {after} ({_duration(every)})" if steps else "no checkpoint is needed"
+        fails = "nothing fails" if math.isinf(failures.mtbf) else f"a failure every {_duration(failures.mtbf)}"
+        yield f"goodput {goodput(failures, every):.2%}: {fails}, {saves}"
+        kind = "as the script saves" if account.saved else "parameters and optimizer"
+        best = f"{_duration(best_interval(failures))} by Daly's formula, {_duration(young(failures))} by Young's"
+        yield (
+            f"a checkpoint takes {failures.checkpoint:.1f} s ({account.checkpoint / 2**30:.1f} GiB a GPU, {kind})"
+            f"{'' if math.isinf(failures.mtbf) else f'; the best interval is {best}'}"
+        )
+        if simulated is not None:
+            yield f"in a simulation of failures, one by one, goodput is {simulated:.2%}"
+        if failures.stragglers is not None:
+            without = goodput(replace(failures, stragglers=None), every)
             yield (
-                f"goodput {goodput(failures, every):.2%} with a checkpoint of {failures.checkpoint:.1f} s "
-                f"({account.checkpoint / 2**30:.1f} GiB a GPU, {kind}) every {every / 60:.1f} min of work "
-                f"(closed form; {simulated:.2%} in a simulation of failures; Young: every "
-                f"{young(failures) / 60:.1f} min), a failure every {failures.mtbf / 3600:.1f} h"
+                f"a GPU is slow in {failures.slow:.1%} of the time, in which a step takes at most "
+                f"{failures.slowdown:.2f} times as long; without stragglers, goodput would be {without:.2%}"
             )
-            if failures.stragglers is not None:
-                without = goodput(replace(failures, stragglers=None), every)
-                yield (
-                    f"a GPU is slow in {failures.slow:.1%} of the time, in which a step takes {failures.slowdown:.2f} "
-                    f"times as long; without stragglers, goodput would be {without:.2%}"
-                )
 
 
 def bill_of(
@@ -349,7 +411,45 @@ def bill_of(
     currency, priced = "", "as you said"
     if price is None and listed is not None:
         currency, priced = "USD", f"{known['date']}: {known['source']}"
+    if failures is not None:
+        _check_goodput(failures, interval, world)
     return Bill(device, world, listed, currency, priced, failures, interval, run)
+
+
+def _check_goodput(failures: Failures, interval: float | None, world: int) -> None:
+    """Raise ConfigError where a job hardly ever trains, whatever its recipe."""
+    if math.isinf(failures.mtbf):
+        return
+    fails = f"a job of {world:,} GPUs then fails every {_duration(failures.mtbf)}"
+    if math.exp(-failures.restart / failures.mtbf) < _LEAST_GOODPUT:
+        problem = f"is too short: {fails}, more often than it restarts"
+        remedy = f"a restart takes {_duration(failures.restart)}: shorten it, or fail less often"
+        raise ConfigError("mtbf", failures.mtbf, problem, remedy)
+    if 1 - failures.waiting < _LEAST_GOODPUT:
+        problem = f"is too long: {fails}, so that it waits for repairs {failures.waiting:.1%} of the time"
+        raise ConfigError("repair", failures.repair, problem, "shorten it, or have more spares")
+    if interval is not None and goodput(failures, interval) < _LEAST_GOODPUT:
+        problem = f"is too long: {fails}, and hardly ever writes a checkpoint"
+        remedy = f"take auto, or e.g. {_duration(young(failures) or failures.mtbf / 10)}"
+        raise ConfigError("checkpoint_every", interval, problem, remedy)
+    if goodput(failures, best_interval(failures)) < _LEAST_GOODPUT:
+        problem = f"is too long: {fails}, and hardly ever writes one"
+        raise ConfigError("checkpoint", failures.checkpoint, problem, "write it faster, or fail less often")
+
+
+@lru_cache(maxsize=64)
+def _simulated(failures: Failures, interval: float) -> float | None:
+    """Return `goodput` by the simulation; None where it cannot tell."""
+    found = simulated_goodput(failures, interval, _SIMULATED_FAILURES * failures.mtbf)
+    return None if math.isnan(found) else found
+
+
+def _duration(seconds: float) -> str:
+    """Return a time for people, in three digits: ``"21.1 s"``, ``"43.2 min"``, ``"2.40 h"``, ``"32.5 days"``."""
+    for unit, name in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:,.3g} {name}" if seconds < 1000 * unit else f"{seconds / unit:,.0f} {name}"
+    return f"{seconds:.3g} s"
 
 
 def _check(field: str, value: object, problem: str, remedy: str, least: float = math.ulp(0.0)) -> None:

@@ -39,19 +39,27 @@ _OUT = {"beaten": "beaten for sure", "memory": "out of memory", "invalid": "refu
 
 
 def show(result: SearchResult) -> None:
-    """Print the ranking, why the others are out, and the winner's command line."""
+    """Print the ranking, why the others are out, the winner's command line, and what the winner costs."""
     console, found = Console(highlight=False), result.found
     console.print(_ranking(result))
-    for line in summary_lines(result):
+    for line in search_lines(result):
         console.print(line, markup=False, soft_wrap=True)
     for warning in found.warnings:
         console.print(f"[yellow]warning[/]: {escape(warning)}")
     row = cells(result, found.winner, ())
     console.print(f"\n[bold]winner[/] {escape(str(result.best))}: {row['step']} a step (95 %: {row['95 %']})")
     console.print(shlex.join(result.command), markup=False, soft_wrap=True)
+    for line in cost_lines(result):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def summary_lines(result: SearchResult) -> Iterator[str]:
+    """Yield sentences: those of the search, and what the winner costs."""
+    yield from search_lines(result)
+    yield from cost_lines(result)
+
+
+def search_lines(result: SearchResult) -> Iterator[str]:
     """Yield sentences: what was searched, which recipes cannot be told apart, why others are out."""
     found = result.found
     counts = Counter(candidate.status for candidate in found.candidates)
@@ -71,11 +79,6 @@ def summary_lines(result: SearchResult) -> Iterator[str]:
         out = [candidate for candidate in found.candidates if candidate.status == status]
         for reason, count in Counter(candidate.reason for candidate in out).most_common(2):
             yield f"{_OUT[status]}, {count} recipes: {reason}"
-    if result.bill is not None:
-        yield from result.bill.lines(account_of(found.winner), found.winner.recipe.tokens)
-    for curve in result.curves:
-        if sentence := _imbalance_cost(curve):
-            yield sentence
     own = result.compared
     if own is not None:
         if own.account is None:
@@ -86,6 +89,16 @@ def summary_lines(result: SearchResult) -> Iterator[str]:
                 f"yours, {own.recipe}: {value:.3f} ± {error:.3f} times the winner's {_GOALS[result.goal]}"
                 f" ({why_slower(own.account, account_of(found.winner)) or 'as good'})"
             )
+
+
+def cost_lines(result: SearchResult) -> Iterator[str]:
+    """Yield sentences: what the winner takes of money and energy, with failures and uneven loads of experts."""
+    winner = result.found.winner
+    if result.bill is not None:
+        yield from result.bill.lines(account_of(winner), winner.recipe.tokens)
+    for curve in result.curves:
+        if sentence := _imbalance_cost(curve):
+            yield sentence
 
 
 def _imbalance_cost(curve: ExpertCurve) -> str:
