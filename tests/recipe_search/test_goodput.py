@@ -9,6 +9,7 @@ import pytest
 
 from foretrain.errors import ConfigError
 from foretrain.network.deployment_notation import deployment
+from foretrain.recipe_search.api import Goal, _objective
 from foretrain.recipe_search.bill import (
     Failures,
     Stragglers,
@@ -21,6 +22,7 @@ from foretrain.recipe_search.bill import (
     young,
 )
 from foretrain.recipe_search.evaluation import Account, RecipeRun, RunSetting, close, run
+from foretrain.recipe_search.space import Recipe
 from tests.live.command import _require_device
 
 HOUR = 3600.0
@@ -257,3 +259,20 @@ def test_the_simulation_that_is_shown_agrees_where_failures_are_rare() -> None:
     assert found["interval"] == found["best_interval_daly"] == pytest.approx(found["best_interval_young"], rel=0.01)
     (first,) = [line for line in bill.lines(ACCOUNT, 1e6) if line.startswith("goodput")]
     assert first.endswith(f"a failure every 260 days, a checkpoint every {found['interval'] / 10:,.0f} steps (10.2 h)")
+
+
+def test_goals_rank_recipes_differently() -> None:
+    bill = bill_of("H100", 8, 2.0, Failures(HOUR, 0.0, 300.0, rate=1e8))
+    recipe = Recipe(0, {}, {}, (), 1e6)
+    accounts = {
+        "fast": ACCOUNT,  # and its checkpoint takes 40 s
+        "small": msgspec.structs.replace(ACCOUNT, time=10.5, compute=6.5, state=1e8),
+        "frugal": msgspec.structs.replace(ACCOUNT, time=12.0, compute=3.0, exposed=1.0, waiting=4.0, idle=4.0),
+    }
+
+    def best(goal: Goal) -> str:
+        objective = _objective(goal, bill)
+        return min(accounts, key=lambda name: objective(accounts[name], recipe))
+
+    assert [best(goal) for goal in ("step", "goodput", "cost", "energy")] == ["fast", "small", "small", "frugal"]
+    assert _objective("step", bill)(ACCOUNT, recipe) == ACCOUNT.time / 1e6

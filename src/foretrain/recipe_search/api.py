@@ -108,8 +108,8 @@ def search(
         experts_curve: simulate the two best recipes also with other loads, ten more times each.
         store: folder that keeps outcomes, so that an interrupted search goes on; None keeps none.
         budget: seconds after which no simulation starts.
-        goal: what to minimise for a token, or a step where the space does not say how many tokens it has: time, time
-            with failures, money or energy.
+        goal: what to minimise for a token, or a step where the space does not say how many tokens it has: time (of
+            steps alone), time with failures (goodput), money (cost) or energy.
         price: of a GPU's hour; None takes a list price, with its date, where one is known.
         failures: of the whole job; None knows none.
         checkpoint_every: seconds of work between checkpoints; None takes the best.
@@ -172,8 +172,10 @@ def search(
 
 def _objective(goal: Goal, bill: Bill) -> Objective:
     """Return what to minimise. Raises ConfigError where it is not known of these GPUs."""
-    if goal in ("step", "goodput"):
-        if goal == "goodput" and bill.failures is None:
+    if goal == "step":
+        return step_time
+    if goal == "goodput":
+        if bill.failures is None:
             raise ConfigError("goal", goal, "needs to know how often the job fails", "give the failures: --mtbf 50000h")
         return lambda account, recipe: step_time(account, recipe) / bill.useful(account)
     if goal == "cost" and bill.price is None:
