@@ -254,6 +254,16 @@ def test_the_page_and_the_numbers_hold_every_recipe(tmp_path: Path) -> None:
     assert all(str(one.recipe) in text for one in found.candidates)
 
 
+def test_ones_own_recipe_is_as_good_only_if_it_cannot_be_told_from_the_winner(tmp_path: Path) -> None:
+    found, _ = searched(tmp_path, exhaustive=True)
+    for one in found.ranked:
+        result = SearchResult(found, "dgx-h100:2", 16, one)
+        (line,) = [line for line in summary_lines(result) if line.startswith("yours, ")]
+        tied = one is found.winner or any(one is other for other in indistinguishable(result))
+        assert tied or "(as good)" not in line
+    assert "(as good)" in "".join(summary_lines(SearchResult(found, "dgx-h100:2", 16, found.winner)))
+
+
 def test_a_front_holds_for_time_and_each_other_quantity_what_no_other_recipe_beats_in_both(tmp_path: Path) -> None:
     found, _ = searched(tmp_path, exhaustive=True)
     result = SearchResult(found, "dgx-h100:2", 16)

@@ -267,6 +267,14 @@ def test_why_a_recipe_loses_names_what_it_has_more_of() -> None:
     assert "waiting for other ranks" in bound_by(pipeline)
 
 
+def test_a_loser_is_compared_for_the_same_tokens() -> None:
+    winner, loser = account(512, 1, 1, 4), account(256, 8, 1, 4)  # half the tokens
+    assert loser.time < winner.time < 2 * loser.time
+    assert why_slower(loser, winner) == ""
+    text = why_slower(loser, winner, scale=2.0)
+    assert text == f"{(2 * loser.exposed - winner.exposed) / winner.time:+.0%} exposed communication"
+
+
 def test_a_front_holds_what_nothing_beats_in_both() -> None:
     assert front([(1, 5), (2, 3), (3, 4), (2, 2), (4, 1)]) == [0, 3, 4]
 

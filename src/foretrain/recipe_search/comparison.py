@@ -85,16 +85,23 @@ def bound_by(account: Account) -> str:
     return ", ".join(f"{name} {time / account.time:.0%}" for time, name in shown)
 
 
-def why_slower(loser: Account, winner: Account) -> str:
-    """Return the account in which ``loser`` has most more than ``winner``."""
-    more = {name: getattr(loser, key) - getattr(winner, key) for key, name in _NAMES.items()}
+def why_slower(loser: Account, winner: Account, scale: float = 1.0) -> str:
+    """Return the account in which ``loser`` has most more than ``winner``; empty where it is not slower.
+
+    Args:
+        loser: that of the slower recipe.
+        winner: that of the faster one.
+        scale: tokens of the winner's step over those of the loser's, so that the same work is compared.
+    """
+    more = {name: scale * getattr(loser, key) - getattr(winner, key) for key, name in _NAMES.items()}
     name = max(more, key=lambda each: more[each])
-    extra = loser.time - winner.time
-    if extra <= 0 or more[name] <= 0:
+    if scale * loser.time <= winner.time or more[name] <= 0:
         return ""
     text = f"{more[name] / winner.time:+.0%} {name}"
-    if name == "computation" and loser.flops <= 1.001 * winner.flops:
-        slower = max(loser.kernels, key=lambda each: loser.kernels[each] - winner.kernels.get(each, 0.0), default="")
+    if name == "computation" and scale * loser.flops <= 1.001 * winner.flops:
+        slower = max(
+            loser.kernels, key=lambda each: scale * loser.kernels[each] - winner.kernels.get(each, 0.0), default=""
+        )
         text += f", most in {slower}" if slower else ""
     return text
 

@@ -85,9 +85,10 @@ def search_lines(result: SearchResult) -> Iterator[str]:
             yield f"yours, {own.recipe}: {_OUT.get(own.status, own.status)}: {own.reason}"
         else:
             value, error = objective_ratio(result, own)
+            why = _loses_by(result, own) or ("as good" if own is found.winner or own in tied else "")
             yield (
                 f"yours, {own.recipe}: {value:.3f} ± {error:.3f} times the winner's {_GOALS[result.goal]}"
-                f" ({why_slower(own.account, account_of(found.winner)) or 'as good'})"
+                f"{f' ({why})' if why else ''}"
             )
 
 
@@ -134,6 +135,13 @@ def objective_ratio(result: SearchResult, mine: RecipeState) -> tuple[float, flo
     objective = result.found.objective
     value = objective(account_of(mine), mine.recipe) / objective(account_of(winner), winner.recipe)
     return value, times.error / times.value * value
+
+
+def _loses_by(result: SearchResult, loser: RecipeState) -> str:
+    """Return what a recipe takes longer by than the winner, for the same tokens where these are known."""
+    winner = result.found.winner
+    scale = (winner.recipe.tokens or 1.0) / (loser.recipe.tokens or 1.0)
+    return why_slower(account_of(loser), account_of(winner), scale)
 
 
 def account_of(candidate: RecipeState) -> Account:
@@ -220,7 +228,7 @@ def cells(result: SearchResult, candidate: RecipeState, fronts: Sequence[str] = 
         if (joules := result.bill.joules(account)) is not None:
             row["kWh/Mtoken"] = f"{joules * many / 3.6e6:.3g}"
     row["bound by"] = bound_by(account)
-    row["loses by"] = "" if candidate is winner else why_slower(account, account_of(winner))
+    row["loses by"] = "" if candidate is winner else _loses_by(result, candidate)
     row["on fronts"] = ", ".join(fronts)
     row[""] = "" if candidate.status == "whole" else "extended"
     return row
