@@ -264,6 +264,22 @@ def test_ones_own_recipe_is_as_good_only_if_it_cannot_be_told_from_the_winner(tm
     assert "(as good)" in "".join(summary_lines(SearchResult(found, "dgx-h100:2", 16, found.winner)))
 
 
+def test_the_page_names_the_winner_with_its_own_time_where_an_extended_recipe_may_be_better(tmp_path: Path) -> None:
+    found, _ = searched(tmp_path, exhaustive=True)
+    best, second = found.ranked[:2]
+    extended = replace(best, status="estimated")
+    candidates = tuple(extended if one is best else one for one in found.candidates)
+    late = replace(found, candidates=candidates, ranked=found.ranked[1:], finished=False)
+    result = SearchResult(late, "dgx-h100:2", 16)
+    assert listed(result)[0] is extended
+    row = cells(result, second)
+    page(result, tmp_path / "found.html")
+    text = (tmp_path / "found.html").read_text()
+    assert f"{row['step']} a step" in text
+    assert f"{cells(result, extended)['step']} a step" not in text
+    assert any(line.endswith("may be among those not simulated whole") for line in summary_lines(result))
+
+
 def test_a_front_holds_for_time_and_each_other_quantity_what_no_other_recipe_beats_in_both(tmp_path: Path) -> None:
     found, _ = searched(tmp_path, exhaustive=True)
     result = SearchResult(found, "dgx-h100:2", 16)

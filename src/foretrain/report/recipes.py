@@ -71,7 +71,7 @@ def search_lines(result: SearchResult) -> Iterator[str]:
         f"{', '.join(part for part in parts if not part.startswith('0 '))}; {found.runs:,} simulations"
     )
     if not found.finished:
-        yield "the budget was over before all was simulated: a better recipe may be among those not tried"
+        yield "the budget was over before all was simulated: a better recipe may be among those not simulated whole"
     tied = indistinguishable(result)
     if tied:
         yield f"cannot be told from the winner: {'; '.join(str(candidate.recipe) for candidate in tied)}"
@@ -294,15 +294,15 @@ def numbers(result: SearchResult) -> dict[str, Any]:
 
 def page(result: SearchResult, path: Path) -> None:
     """Write the page of a search to ``path``. MissingExtra without Jinja2."""
-    winner, fronts = account_of(result.found.winner), fronts_by_recipe(result)
+    winner, fronts = cells(result, result.found.winner), fronts_by_recipe(result)
     rows = [cells(result, one, fronts[one.recipe.number]) for one in listed(result)]
     out = [one for one in result.found.candidates if one.status in _OUT]
     others = len(indistinguishable(result))
     first, *more = (f"{line[:1].upper()}{line[1:]}." for line in summary_lines(result))
     cards = [
-        Card("Step", rows[0]["step"], f"95 %: {rows[0]['95 %']}; {result.best}"),
-        Card("Bound by", bound_by(winner), "where the step's time goes"),
-        Card("Memory", f"{rows[0]['GiB']} GiB", "of each GPU at its peak"),
+        Card("Step", winner["step"], f"95 %: {winner['95 %']}; {result.best}"),
+        Card("Bound by", winner["bound by"], "where the step's time goes"),
+        Card("Memory", f"{winner['GiB']} GiB", "of each GPU at its peak"),
         Card("As good", f"{others}", "other recipes that cannot be told from the winner"),
         Card("Simulations", f"{result.found.runs:,}", f"for {len(result.found.candidates):,} recipes"),
     ]
@@ -314,8 +314,8 @@ def page(result: SearchResult, path: Path) -> None:
         figures,
         title=f"{Path(result.command[0]).name} on {result.cluster}",
         good=True,
-        verdict=f"{result.best} is the best recipe{', but not for sure' * (others > 0)}: {rows[0]['step']} a step "
-        f"(95 %: {rows[0]['95 %']})",
+        verdict=f"{result.best} is the best recipe{', but not for sure' * (others > 0)}: {winner['step']} a step "
+        f"(95 %: {winner['95 %']})",
         reasons=first,
         more=more,
         cards=cards,
