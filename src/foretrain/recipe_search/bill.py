@@ -17,9 +17,10 @@ Erlang's formula, which holds for any distribution of B with this mean. Daly's f
 
 # Note [Stragglers]
 GPUs turn slow at random, every E on average in the whole job, each for a time of L on average. At least one is slow for
-1 − exp(−L/E) of the time (M/G/∞). A step then takes longer by what the GPU's computation takes longer, however many are
-slow. Slow times are taken to be long beside the interval between checkpoints, so that goodput is the mean, over time,
-of Daly's formula with fast steps and with slow ones; where they are short the difference is of second order.
+1 − exp(−L/E) of the time (M/G/∞). A step then takes longer by at most what the GPU's computation takes longer, however
+many are slow: where communication overlaps with computation and bounds the step, it loses less, so that goodput is a
+lower bound. Slow times are taken to be long beside the interval between checkpoints, so that goodput is the mean, over
+time, of Daly's formula with fast steps and with slow ones; where they are short the difference is of second order.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Failures:
         repair: until a broken server is repaired, which the job waits for where no spare is left.
         spares: servers that stand by.
         stragglers: None for none.
-        slowdown: of a step while a GPU is slow, as a factor of its time.
+        slowdown: of a step while a GPU is slow, as a factor of its time: an upper bound; see Note [Stragglers].
     """
 
     mtbf: float
