@@ -276,3 +276,39 @@ def test_goals_rank_recipes_differently() -> None:
 
     assert [best(goal) for goal in ("step", "goodput", "cost", "energy")] == ["fast", "small", "small", "frugal"]
     assert _objective("step", bill)(ACCOUNT, recipe) == ACCOUNT.time / 1e6
+
+
+def test_spare_servers_are_paid_and_what_one_more_would_save_is_told() -> None:
+    plain = Failures(2 * HOUR, 30.0, 300.0, repair=HOUR)
+    spared = Failures(2 * HOUR, 30.0, 300.0, repair=HOUR, spares=2)
+    bills = [bill_of("H100", 16, 2.0, failures, gpus_per_server=8) for failures in (plain, spared)]
+    paid = [(bill.money(ACCOUNT) or 0.0) * bill.useful(ACCOUNT) for bill in bills]
+    assert paid[1] == pytest.approx(2 * paid[0])
+    text = "".join(bills[1].lines(ACCOUNT, 1e6))
+    assert "with 16 GPUs that stand by" in text
+    assert f"{erlang(0.5, 3):.2%} of the time; with one more spare, {erlang(0.5, 4):.2%}" in text
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("mtbf", {"mtbf": 0.0}),
+        ("mtbf", {"mtbf": math.nan}),
+        ("checkpoint", {"checkpoint": -1.0}),
+        ("restart", {"restart": math.inf}),
+        ("rate", {"rate": 0}),
+        ("spares", {"spares": -1}),
+        ("spares", {"spares": 1}),  # where a repair takes no time
+        ("slowdown", {"slowdown": 0.5}),
+    ],
+)
+def test_failures_that_cannot_be_are_refused(field: str, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Failures(**{"mtbf": HOUR, "checkpoint": 30.0, "restart": 300.0} | wrong)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("wrong", [(0.0, HOUR, 0.7), (HOUR, math.inf, 0.7), (HOUR, HOUR, 0.0), (HOUR, HOUR, 1.5)])
+def test_stragglers_that_cannot_be_are_refused(wrong: tuple[float, float, float]) -> None:
+    with pytest.raises(ConfigError, match="stragglers"):
+        Stragglers(*wrong)

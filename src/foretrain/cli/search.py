@@ -186,8 +186,6 @@ def _failures(options: SearchOptions, where: Deployment) -> Failures | None:
         checkpoint, rate = 0.0, parse_rate(options.checkpoint, "checkpoint")
     else:
         checkpoint, rate = _seconds(options.checkpoint, "checkpoint"), math.inf
-    if options.spares < 0:
-        raise ConfigError("spares", options.spares, "cannot be", "write e.g. --spares 1")
     if checkpoint == 0 and math.isinf(rate):
         raise ConfigError("checkpoint", options.checkpoint, "cannot be", "write e.g. --checkpoint 30s")
     slow = None if options.stragglers is None else _stragglers(options.stragglers, where.total_gpus)

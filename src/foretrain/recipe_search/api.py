@@ -138,11 +138,12 @@ def search(
         raise ConfigError("budget", budget, "is no time", "write e.g. 10min; in Python, seconds")
     check_workers(jobs, backend, address)
     where = with_faults(equipped(cluster, device)[0], faults)
-    recipes = expand(declared(space), words, where.total_gpus, _gpus_per_server(where))
+    gpus = _gpus_per_server(where)
+    recipes = expand(declared(space), words, where.total_gpus, gpus)
     own = None if compare_with is None else recipes.find(compare_with)
     native_build.built()
     assert where.device is not None
-    bill = bill_of(where.device, where.total_gpus, price, failures, checkpoint_every, run_tokens)
+    bill = bill_of(where.device, where.total_gpus, price, failures, checkpoint_every, run_tokens, gpus)
     objective = _objective(goal, bill)
     loads = ExpertLoads.parse(experts)
     given = {part for recipe in recipes.recipes for word in recipe.argv[1:] for part in (word, word.partition("=")[2])}

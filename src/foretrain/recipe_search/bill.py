@@ -53,6 +53,12 @@ class Stragglers:
     lasts: float
     speed: float
 
+    def __post_init__(self) -> None:
+        """Raise ConfigError for numbers that cannot be."""
+        for name in ("every", "lasts"):
+            _check(f"stragglers.{name}", getattr(self, name), "is not above 0", "write seconds")
+        _check("stragglers.speed", self.speed, "is no speed of a slow GPU", "write e.g. 0.7, of 1 at most", most=1.0)
+
     @property
     def share(self) -> float:
         """Return the part of the time in which a GPU of the job is slow."""
@@ -82,6 +88,19 @@ class Failures:
     rate: float = math.inf
     stragglers: Stragglers | None = None
     slowdown: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for numbers that cannot be."""
+        for name, remedy in (("mtbf", "write seconds"), ("rate", "write bytes per second")):
+            _check(name, getattr(self, name), "is not above 0", remedy, most=math.inf)
+        for name in ("checkpoint", "restart", "repair"):
+            _check(name, getattr(self, name), "is no time", "write seconds, 0 or more", least=0.0)
+        _check("slowdown", self.slowdown, "is no factor of a step's time", "write 1 or more", least=1.0)
+        if not (isinstance(self.spares, int) and self.spares >= 0):
+            raise ConfigError("spares", self.spares, "is no number of servers", "write e.g. 1")
+        if self.spares and not self.repair:
+            problem = "makes no difference where a broken server is repaired at once"
+            raise ConfigError("spares", self.spares, problem, "say how long a repair takes, e.g. --repair 24h")
 
     def during(self, account: Account) -> Failures:
         """Return these for steps of ``account``: with the time to write its checkpoint, and what a slow GPU does."""
@@ -284,6 +303,7 @@ class Bill:
         failures: of the whole job; None where nobody said.
         interval: of work between checkpoints, s; None for the best.
         run: tokens of the whole run; None where nobody said.
+        gpus_per_server: which spare servers have as well.
     """
 
     device: str
@@ -294,6 +314,7 @@ class Bill:
     failures: Failures | None = None
     interval: float | None = None
     run: float | None = None
+    gpus_per_server: int = 1
 
     @property
     def watts(self) -> float | None:
@@ -321,9 +342,16 @@ class Bill:
         shares = _known()["activity"]
         return self.world * self.watts * sum(share * getattr(account, name) for name, share in shares.items())
 
+    @property
+    def spare_gpus(self) -> int:
+        """Return the GPUs of servers that stand by."""
+        return self.failures.spares * self.gpus_per_server if self.failures is not None else 0
+
     def money(self, account: Account) -> float | None:
-        """Return the price of a step over all GPUs, failures included; None where no price is known."""
-        return None if self.price is None else self.world * self.price * account.time / 3600 / self.useful(account)
+        """Return the price of a step over all GPUs, spares and failures included; None where no price is known."""
+        if self.price is None:
+            return None
+        return (self.world + self.spare_gpus) * self.price * account.time / 3600 / self.useful(account)
 
     def amount(self, money: float, form: str = ".4g") -> str:
         """Return an amount of money as text, with its currency where that is known."""
@@ -353,7 +381,8 @@ class Bill:
         what, many = ("a million tokens", 1e6 / tokens) if tokens else ("a step", 1.0)
         if (money := self.money(account)) is not None:
             paid, rate = self.amount(money * many), self.amount(self.price or 0.0)
-            yield f"{what}: {paid} at {rate} for a GPU's hour ({self.priced})"
+            spares = f", with {self.spare_gpus} GPUs that stand by" if self.spare_gpus else ""
+            yield f"{what}: {paid} at {rate} for a GPU's hour ({self.priced}){spares}"
         if (joules := self.joules(account)) is not None:
             mean = joules / account.time / 1000
             yield (
@@ -385,6 +414,9 @@ class Bill:
             f"a checkpoint takes {failures.checkpoint:.1f} s ({account.checkpoint / 2**30:.1f} GiB a GPU, {kind})"
             f"{'' if math.isinf(failures.mtbf) else f'; the best interval is {best}'}"
         )
+        if failures.repair:
+            more = erlang(failures.repair / failures.mtbf, failures.spares + 2)
+            yield f"the job waits for repairs for {failures.waiting:.2%} of the time; with one more spare, {more:.2%}"
         if simulated is not None:
             yield f"in a simulation of failures, one by one, goodput is {simulated:.2%}"
         if failures.stragglers is not None:
@@ -402,11 +434,15 @@ def bill_of(
     failures: Failures | None = None,
     interval: float | None = None,
     run: float | None = None,
+    gpus_per_server: int = 1,
 ) -> Bill:
     """Return the bill of a job; ``price`` of a GPU's hour overrides the list. Raises ConfigError."""
-    _check("price", price, "is no price", "write what a GPU costs an hour, e.g. 2.5", least=0.0)
-    _check("checkpoint_every", interval, "is no time", "write auto, or e.g. 30min")
-    _check("run_tokens", run, "is no number of tokens", "write e.g. 2e12")
+    if price is not None:
+        _check("price", price, "is no price", "write what a GPU costs an hour, e.g. 2.5", least=0.0)
+    if interval is not None:
+        _check("checkpoint_every", interval, "is no time", "write auto, or e.g. 30min")
+    if run is not None:
+        _check("run_tokens", run, "is no number of tokens", "write e.g. 2e12")
     known = _known()["gpus"].get(device, {})
     listed = known.get("price") if price is None else price
     currency, priced = "", "as you said"
@@ -414,7 +450,7 @@ def bill_of(
         currency, priced = "USD", f"{known['date']}: {known['source']}"
     if failures is not None:
         _check_goodput(failures, interval, world)
-    return Bill(device, world, listed, currency, priced, failures, interval, run)
+    return Bill(device, world, listed, currency, priced, failures, interval, run, gpus_per_server)
 
 
 def _check_goodput(failures: Failures, interval: float | None, world: int) -> None:
@@ -453,9 +489,16 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-def _check(field: str, value: object, problem: str, remedy: str, least: float = math.ulp(0.0)) -> None:
-    """Raise ConfigError unless ``value`` is None or a finite number, ``least`` at least; by default more than 0."""
-    if value is not None and not (isinstance(value, int | float) and least <= value < math.inf):
+def _check(
+    field: str,
+    value: object,
+    problem: str,
+    remedy: str,
+    least: float = math.ulp(0.0),
+    most: float = math.nextafter(math.inf, 0.0),
+) -> None:
+    """Raise ConfigError unless ``value`` is a number of ``least`` to ``most``: by default finite, and more than 0."""
+    if not (isinstance(value, int | float) and least <= value <= most):
         raise ConfigError(field, value, problem, remedy)
 
 
