@@ -16,9 +16,9 @@ from foretrain.errors import MissingExtra
 
 def test_public_names():
     classes = (
-        "AllReduce Attached Bound BoundedLoss Cluster CommTask Comparison ConfigError ForetrainError ParameterServer"
+        "AllReduce Attached Bound BoundedLoss Cluster CommTask Comparison ConfigError Failures ForetrainError"
     )
-    classes += " Recommendation Run SearchResult Session Spec Timeline Timeouts Workload"
+    classes += " ParameterServer Recommendation Run SearchResult Session Spec Stragglers Timeline Timeouts Workload"
     functions = "attach bound choose cluster compare search simulate sweep workload"
     assert ft.__all__ == [*classes.split(), *functions.split()]
     for name in ft.__all__:

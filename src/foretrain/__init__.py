@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from foretrain.network import Cluster
     from foretrain.planner import Recommendation, choose
     from foretrain.plugins.torch import Attached, attach
-    from foretrain.recipe_search import SearchResult, search
+    from foretrain.recipe_search import Failures, SearchResult, Stragglers, search
     from foretrain.schedule import Bound, Spec
     from foretrain.simulation import Run, bound, simulate
     from foretrain.trace import Timeline
@@ -44,6 +44,7 @@ __all__ = [
     "CommTask",
     "Comparison",
     "ConfigError",
+    "Failures",
     "ForetrainError",
     "ParameterServer",
     "Recommendation",
@@ -51,6 +52,7 @@ __all__ = [
     "SearchResult",
     "Session",
     "Spec",
+    "Stragglers",
     "Timeline",
     "Timeouts",
     "Workload",
@@ -74,6 +76,7 @@ _HOMES = {
     "CommTask": "comm.session",
     "Comparison": "experiments",
     "ConfigError": "errors",
+    "Failures": "recipe_search",
     "ForetrainError": "errors",
     "ParameterServer": "comm.options",
     "Recommendation": "planner",
@@ -81,6 +84,7 @@ _HOMES = {
     "SearchResult": "recipe_search",
     "Session": "comm.session",
     "Spec": "schedule",
+    "Stragglers": "recipe_search",
     "Timeline": "trace",
     "Timeouts": "comm.options",
     "Workload": "workload",

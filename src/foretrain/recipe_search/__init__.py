@@ -9,5 +9,6 @@ presets/       spaces of torchtitan and Megatron-LM
 """
 
 from foretrain.recipe_search.api import SearchResult, search
+from foretrain.recipe_search.bill import Failures, Stragglers
 
-__all__ = ["SearchResult", "search"]
+__all__ = ["Failures", "SearchResult", "Stragglers", "search"]
