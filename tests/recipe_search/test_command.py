@@ -26,7 +26,7 @@ from foretrain.recipe_search.bill import Failures, bill_of
 from foretrain.recipe_search.evaluation import RecipeRun, RunResult, RunSetting, close, run
 from foretrain.recipe_search.expert_curve import expert_curves
 from foretrain.recipe_search.space import declared, expand
-from foretrain.report.recipes import cells, indistinguishable, listed, numbers, page, pareto_fronts, summary_lines
+from foretrain.report.recipes import cells, indistinguishable, listed, numbers, page, pareto_fronts, show, summary_lines
 from tests.live.command import _require_device
 from tests.recipe_search.test_strategy import SCRIPT as SCRIPT_OF_PIPELINES
 from tests.recipe_search.test_strategy import SPACE as SPACE_OF_PIPELINES
@@ -278,6 +278,28 @@ def test_the_page_names_the_winner_with_its_own_time_where_an_extended_recipe_ma
     assert f"{row['step']} a step" in text
     assert f"{cells(result, extended)['step']} a step" not in text
     assert any(line.endswith("may be among those not simulated whole") for line in summary_lines(result))
+
+
+def test_the_terminals_table_is_readable_in_80_columns(tmp_path: Path, monkeypatch, capsys) -> None:
+    found, _ = searched(tmp_path, exhaustive=True)
+    result = SearchResult(found, "dgx-h100:2", 16, bill=bill_of("H100", 16, 2.5, Failures(3600.0, 0.0, 300.0, rate=1e9)))
+    for width, names in ((80, ("× winner", "goodput", "price/Mtoken")), (200, ("95 %", "MFU", "bound by", "goodput"))):
+        monkeypatch.setenv("COLUMNS", str(width))
+        show(result)
+        table = capsys.readouterr().out.partition("33 recipes of")[0]
+        assert all(len(line) <= width for line in table.splitlines())
+        assert all(name in table.splitlines()[0] for name in names)
+        assert "kWh" not in table
+        assert "on fronts" not in table
+        for name, value in result.best.values.items():
+            assert f"{name}={value}" in table
+
+
+def test_price_has_a_front_only_with_failures(tmp_path: Path) -> None:
+    found, _ = searched(tmp_path, exhaustive=True)
+    result = SearchResult(found, "dgx-h100:2", 16, bill=bill_of("H100", 16, 2.5))
+    assert [one.name for one in pareto_fronts(result)] == ["memory", "energy"]
+    assert "goodput" not in cells(result, found.winner)
 
 
 def test_a_front_holds_for_time_and_each_other_quantity_what_no_other_recipe_beats_in_both(tmp_path: Path) -> None:

@@ -28,6 +28,12 @@ from foretrain.units import SECOND, format_time
 
 ROWS = 12
 """Recipes that the terminal shows."""
+_ON_PAGE = ("kWh/Mtoken", "on fronts")
+"""Columns that only the page has."""
+_WIDE, _IF_WIDE = 120, ("95 %", "tokens/s/GPU", "MFU", "bound by")
+"""Columns that a terminal has from this width on."""
+_RECIPE = 16
+"""Least width of the column of recipes."""
 _BARS = 20
 """Recipes whose steps the page draws."""
 _PARTS = {"compute": ("computation", BLUE), "exposed": ("exposed communication", ORANGE),
@@ -41,7 +47,7 @@ _OUT = {"beaten": "beaten for sure", "memory": "out of memory", "invalid": "refu
 def show(result: SearchResult) -> None:
     """Print the ranking, why the others are out, the winner's command line, and what the winner costs."""
     console, found = Console(highlight=False), result.found
-    console.print(_ranking(result))
+    console.print(_ranking(result, console.width))
     for line in search_lines(result):
         console.print(line, markup=False, soft_wrap=True)
     for warning in found.warnings:
@@ -174,12 +180,15 @@ class RecipeFront:
 
 
 def pareto_fronts(result: SearchResult) -> list[RecipeFront]:
-    """Return the fronts of time and memory, and of time and price, energy and goodput where these are known."""
+    """Return the fronts of time and memory, and of time and price, energy and goodput where these are known.
+
+    Price has one only with failures: without, it is proportional to time.
+    """
     shown, bill = listed(result), result.bill
     accounts = [account_of(one) for one in shown]
     scales, times, unit = _per_tokens(shown)
     values = {"memory": ("memory of a GPU at its peak (GiB)", [one.reserved / 2**30 for one in accounts])}
-    if bill is not None and bill.price is not None:
+    if bill is not None and bill.price is not None and bill.failures is not None:  # else as time
         money = [(bill.money(one) or 0.0) * scale for one, scale in zip(accounts, scales, strict=True)]
         values["price"] = f"{bill.currency or 'price'} for {unit}", money
     if bill is not None and bill.watts is not None:
@@ -221,6 +230,8 @@ def cells(result: SearchResult, candidate: RecipeState, fronts: Sequence[str] = 
         row["tokens/s/GPU"] = f"{candidate.recipe.tokens / account.time / result.world:,.0f}"
     row["MFU"] = f"{account.flops / account.time / outcome.peak:.1%}" if outcome.peak else ""
     row["GiB"] = f"{account.reserved / 2**30:.1f}"
+    if result.bill is not None and result.bill.failures is not None:
+        row["goodput"] = f"{result.bill.useful(account):.1%}"
     if result.bill is not None and candidate.recipe.tokens:
         many = 1e6 / candidate.recipe.tokens
         if (money := result.bill.money(account)) is not None:
@@ -234,13 +245,20 @@ def cells(result: SearchResult, candidate: RecipeState, fronts: Sequence[str] = 
     return row
 
 
-def _ranking(result: SearchResult) -> Table:
-    fronts = fronts_by_recipe(result)
-    rows = [cells(result, candidate, fronts[candidate.recipe.number]) for candidate in listed(result)[:ROWS]]
+def _ranking(result: SearchResult, width: int) -> Table:
+    """Return the table for a terminal of ``width`` columns; what does not fit is on the page."""
+    left_out = _ON_PAGE if width >= _WIDE else (*_ON_PAGE, *_IF_WIDE)
+    rows = [
+        {name: cell for name, cell in cells(result, candidate).items() if name not in left_out}
+        for candidate in listed(result)[:ROWS]
+    ]
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in rows[0]:
-        left = name in ("recipe", "bound by", "loses by", "on fronts", "")
-        table.add_column(name, justify="left" if left else "right", overflow="fold", no_wrap=not left)
+        left = name in ("recipe", "bound by", "loses by", "")
+        least = min(_RECIPE, max(len(row["recipe"]) for row in rows)) if name == "recipe" else None
+        table.add_column(
+            name, justify="left" if left else "right", overflow="fold", no_wrap=not left, min_width=least
+        )
     for row in rows:
         table.add_row(*(escape(cell) for cell in row.values()))
     return table
