@@ -121,6 +121,24 @@ def test_presets_expand(name: str):
     assert not any("{" in word for recipe in space.recipes for word in recipe.argv)
 
 
+@pytest.mark.parametrize(
+    ("name", "flag"),
+    [
+        ("tp", "tensor_parallel_degree"),
+        ("pp", "pipeline_parallel_degree"),
+        ("cp", "context_parallel_degree"),
+        ("replicate", "data_parallel_replicate_degree"),
+    ],
+)
+def test_torchtitans_degrees_are_fixed_by_their_flags(name: str, flag: str) -> None:
+    flags = ["--training.num_tokens_per_train_step=16777216", "--training.max_context_length=8192"]
+    space = expand(declared("torchtitan"), ("train.py", *flags, f"--parallelism.{flag}=2"), world=64, gpus=8)
+    assert name not in space.varying
+    assert {recipe.names[name] for recipe in space.recipes} == {2}
+    words = {word for recipe in space.recipes for word in recipe.argv if flag in word}
+    assert words == {f"--parallelism.{flag}=2"}
+
+
 def test_torchtitans_backend_is_one_that_pytorch_knows_unless_the_command_line_names_another():
     flags = ["--training.num_tokens_per_train_step=16777216", "--training.max_context_length=8192"]
     for given, backend in (([], "partial_dtensor"), (["--parallelism.spmd_backend=spmd_types"], "spmd_types")):
