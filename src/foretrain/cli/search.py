@@ -59,7 +59,7 @@ class SearchOptions:
         fault: as of foretrain simulate: worse links and GPUs, e.g. link:leaf3-spine1=10%, gpu:s0.gpu3=80%.
         experts: as of foretrain simulate: loads of experts, e.g. lognormal(0.3) or a file.
         experts_curve: also simulate the two best recipes with other loads of experts, ten more times each, for curves
-            of the step's time against their imbalance on the page (--html) and in the numbers (--json).
+            of the step's time against their imbalance on the page (--html) and in the numbers (--json), and a sentence.
         factor: as of foretrain simulate: a number, or a framework with a fitted factor.
         goal: what to minimise for a token: time (step), time with failures (goodput), money (cost) or energy.
         price: of a GPU's hour, in any currency; by default a list price, which is printed with its date.
@@ -131,8 +131,6 @@ def _start(options: SearchOptions, script: Sequence[str]) -> None:
     words, module = script_of(script, options.module, _EXAMPLE)
     check_writable(html=options.html, json=options.json)
     check_apart(options.space, html=options.html, json=options.json)
-    if options.experts_curve and options.html is None and options.json is None:
-        raise ConfigError("experts_curve", True, "is shown nowhere", "add --html page.html or --json numbers.json")
     budget = None if options.budget is None else _seconds(options.budget, "budget")
     store = options.store or Path(f"{words[0] if module else Path(words[0]).name}.search")
     with patience(PREPARING):

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from foretrain.files import write_atomically
-from foretrain.live.imbalance import drawn_loads
+from foretrain.live.imbalance import COUNT, drawn_loads
 from foretrain.recipe_search import SearchResult
 from foretrain.recipe_search.comparison import bound_by, front, interval, ratio, sigma, why_slower
 from foretrain.recipe_search.evaluation import Account
@@ -50,7 +50,7 @@ def show(result: SearchResult) -> None:
     console.print(_ranking(result, console.width))
     for line in search_lines(result):
         console.print(line, markup=False, soft_wrap=True)
-    for warning in found.warnings:
+    for warning in warnings(result):
         console.print(f"[yellow]warning[/]: {escape(warning)}")
     row = cells(result, found.winner, ())
     console.print(f"\n[bold]winner[/] {escape(str(result.best))}: {row['step']} a step (95 %: {row['95 %']})")
@@ -96,6 +96,14 @@ def search_lines(result: SearchResult) -> Iterator[str]:
                 f"yours, {own.recipe}: {value:.3f} ± {error:.3f} times the winner's {_GOALS[result.goal]}"
                 f"{f' ({why})' if why else ''}"
             )
+
+
+def warnings(result: SearchResult) -> Iterator[str]:
+    """Yield what the user should know: of the search, and of curves that the budget cut short."""
+    yield from result.found.warnings
+    made, wanted = sum(len(one.points) for one in result.curves), COUNT * len(result.curves)
+    if made < wanted:
+        yield f"the budget left {made} of {wanted} simulations of the curves of experts' loads"
 
 
 def cost_lines(result: SearchResult) -> Iterator[str]:
@@ -300,7 +308,7 @@ def numbers(result: SearchResult) -> dict[str, Any]:
         "cpu_seconds": found.cpu,
         "extension_error": found.error,
         "finished": found.finished,
-        "warnings": list(found.warnings),
+        "warnings": list(warnings(result)),
         "experts": result.experts,
         "experts_curves": [
             {"values": one.recipe.values, "points": [imbalance_numbers(point) for point in one.points]}
@@ -316,7 +324,8 @@ def page(result: SearchResult, path: Path) -> None:
     rows = [cells(result, one, fronts[one.recipe.number]) for one in listed(result)]
     out = [one for one in result.found.candidates if one.status in _OUT]
     others = len(indistinguishable(result))
-    first, *more = (f"{line[:1].upper()}{line[1:]}." for line in summary_lines(result))
+    lines = (*summary_lines(result), *(f"warning: {warning}" for warning in warnings(result)))
+    first, *more = (f"{line[:1].upper()}{line[1:]}." for line in lines)
     cards = [
         Card("Step", winner["step"], f"95 %: {winner['95 %']}; {result.best}"),
         Card("Bound by", winner["bound by"], "where the step's time goes"),
