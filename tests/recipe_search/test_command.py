@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from foretrain.cli.search import run_command
+from foretrain.cli.search import _seconds, run_command
 from foretrain.errors import ConfigError
 from foretrain.experiments.result_store import ResultStore
 from foretrain.live.imbalance import COUNT
@@ -215,6 +215,15 @@ def test_products_of_an_optimizer_are_not_taken_for_a_micro_batchs(tmp_path: Pat
         (["--space", "space.toml", "--mtbf", "1h", "--stragglers", "often=1h"], "'often' is unknown"),
         (["--space", "space.toml", "--mtbf", "1h", "--stragglers", "every=1h,lasts=1h,speed=120%"], "is no speed"),
         (["--space", "space.toml", "--mtbf", "1h", "--stragglers", "every=1h,lasts=0s,speed=70%"], "a time of 0"),
+        (["--space", "space.toml", "--checkpoint", "10s"], "checkpoint: .* how often the job fails"),
+        (["--space", "space.toml", "--checkpoint-every", "1h"], "checkpoint_every: .* how often the job fails"),
+        (["--space", "space.toml", "--restart", "1min"], "restart: .* how often the job fails"),
+        (["--space", "space.toml", "--repair", "1d"], "repair: .* how often the job fails"),
+        (["--space", "space.toml", "--spares", "1"], "spares: .* how often the job fails"),
+        (["--space", "space.toml", "--mtbf", "2000d", "--spares", "1"], "say how long a repair takes"),
+        (["--space", "space.toml", "--mtbf", "2000 weeks"], "is no time; write e.g. 30min or 24h"),
+        (["--space", "space.toml", "--mtbf", "3min"], "then fails every"),
+        (["--space", "nothing.toml", "--run-tokens", "1e12"], "run_tokens: .* needs the tokens of a step"),
         (["--space", "space.toml", "--cluster", "dgx-x"], "cluster"),
         (["--space", "space.toml", "--compare-with", "tp=1"], "'tp' is unknown"),
         (["--space", "space.toml", "--html", "none/found.html"], "does not exist"),
@@ -224,9 +233,17 @@ def test_wrong_input_is_refused_before_anything_runs(options, words, tmp_path, m
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "space.toml").write_text(SPACE)
+    (tmp_path / "nothing.toml").write_text(SPACE.replace('tokens = "batch"', ""))
     with pytest.raises(ConfigError, match=words):
         run_command([*options, "--", "train.py", "--width={width}", "--batch={batch}"])
     assert not (tmp_path / "train.py.search").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("2d", 172800.0), ("1.5 h", 5400.0), ("30min", 1800.0), ("90s", 90.0), (".5h", 1800.0)]
+)
+def test_times_may_be_hours_and_days(text: str, seconds: float) -> None:
+    assert _seconds(text, "mtbf") == seconds
 
 
 def test_a_script_that_is_not_there_is_refused(tmp_path, monkeypatch):

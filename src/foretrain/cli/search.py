@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
     from foretrain.recipe_search.bill import Failures, Stragglers
 
 _EXAMPLE = "foretrain search --cluster dgx-h100:8 --space space.toml -- train.py --tp {tp}"
+_OF_FAILURES = ("checkpoint", "checkpoint_every", "restart", "repair", "spares", "stragglers")
+"""Options that say more of the failures of --mtbf."""
+_LONG = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([hd])\s*")
+"""Times that are longer than the notation of networks knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,7 @@ class SearchOptions:
         jobs: workers on this machine; by default one per core.
         backend: processes here, or the workers of a Dask or Ray cluster.
         address: of a running cluster, e.g. tcp://10.0.0.5:8786; without it dask and ray start one here.
-        store: folder that keeps what was simulated; by default beside the script, named after it.
+        store: folder that keeps what was simulated; by default SCRIPT.search in the current folder.
         html: write a page with all results.
         json: write the numbers.
         module: the script is the name of a module, as with python -m.
@@ -175,9 +180,10 @@ def _failures(options: SearchOptions, where: Deployment) -> Failures | None:
     from foretrain.recipe_search.bill import Failures, job_mtbf
 
     if options.mtbf is None:
-        if options.stragglers is not None:
-            problem = "needs to know how often the job fails"
-            raise ConfigError("stragglers", options.stragglers, problem, "give the failures as well: --mtbf 50000h")
+        for each in fields(SearchOptions):
+            if each.name in _OF_FAILURES and (value := getattr(options, each.name)) != each.default:
+                problem = "does nothing where nobody says how often the job fails"
+                raise ConfigError(each.name, value, problem, "give the failures as well: --mtbf 50000h")
         return None
     restart, repair = (_seconds(getattr(options, name), name) for name in ("restart", "repair"))
     if options.checkpoint.rstrip().endswith(("B/s", "bps", "Bps", "bit/s", "b/s")):
@@ -227,9 +233,11 @@ def _mtbf(text: str) -> dict[str, float]:
 
 
 def _seconds(text: str, field: str) -> float:
-    """Return a time as seconds; hours and minutes may be longer than the notation of networks knows."""
-    if text.endswith("h") and text[:-1].replace(".", "", 1).isdecimal():
-        return float(text[:-1]) * 3600
-    if text.replace(".", "", 1).isdecimal():
-        raise ConfigError(field, text, "has no unit", f"write e.g. {text}s, or {text}h")
-    return parse_time(text, field) / SECOND
+    """Return a time as seconds; hours and days are longer than the notation of networks knows."""
+    if match := _LONG.fullmatch(text):
+        return float(match[1]) * {"h": 3600, "d": 86400}[match[2]]
+    try:
+        return parse_time(text, field) / SECOND
+    except ConfigError:
+        problem = "has no unit" if text.strip().replace(".", "", 1).isdecimal() else "is no time"
+        raise ConfigError(field, text, problem, "write e.g. 30min or 24h") from None

@@ -139,7 +139,11 @@ def search(
     check_workers(jobs, backend, address)
     where = with_faults(equipped(cluster, device)[0], faults)
     gpus = _gpus_per_server(where)
-    recipes = expand(declared(space), words, where.total_gpus, gpus)
+    file = declared(space)
+    if run_tokens is not None and file.tokens is None:
+        remedy = 'write it into the space, e.g. tokens = "global_batch * sequence"'
+        raise ConfigError("run_tokens", run_tokens, "needs the tokens of a step, which the space does not say", remedy)
+    recipes = expand(file, words, where.total_gpus, gpus)
     own = None if compare_with is None else recipes.find(compare_with)
     native_build.built()
     assert where.device is not None
