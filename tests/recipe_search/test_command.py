@@ -339,6 +339,10 @@ def test_a_front_holds_for_time_and_each_other_quantity_what_no_other_recipe_bea
     assert len(fronts["memory"].members) > 1
 
     document = numbers(result)
+    failing = document["failures"]
+    assert failing["mtbf"] == 3600
+    assert failing["interval"] == failing["best_interval_daly"] == pytest.approx(failing["best_interval_young"], rel=0.1)
+    assert failing["simulated_goodput"] == pytest.approx(failing["goodput"], rel=0.01)
     for index, one in enumerate(shown):
         names = [name for name, each in fronts.items() if index in each.members]
         assert document["recipes"][one.recipe.number]["fronts"] == names

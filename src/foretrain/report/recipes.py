@@ -314,6 +314,7 @@ def numbers(result: SearchResult) -> dict[str, Any]:
             {"values": one.recipe.values, "points": [imbalance_numbers(point) for point in one.points]}
             for one in result.curves
         ],
+        "failures": None if result.bill is None else result.bill.failure_numbers(account_of(found.winner)),
         "recipes": recipes,
     }
 
