@@ -82,12 +82,14 @@ class Case:
         cluster: where.
         script: with ``{name}`` for values.
         space: its values and conditions.
+        jobs: workers; as many as this machine has cores where None.
     """
 
     name: str
     cluster: str
     script: tuple[str, ...]
     space: dict[str, Any]
+    jobs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -165,6 +167,7 @@ LARGE = Case(
         "short_from": 4.0,
         "tokens": "batch * 8192 * world // (tp * pp)",
     },
+    jobs=2,
 )  # fmt: skip
 """Torchtitan's way on 64 GPUs: too large to exhaust."""
 
@@ -196,15 +199,23 @@ def found_in(case: Case, folder: Path, *, exhaustive: bool = False) -> tuple[Sea
     store.mkdir(parents=True, exist_ok=True)
     clock = folder / f"{case.name}.seconds"
     before, began = float(clock.read_text("utf-8")) if clock.exists() else 0.0, time.perf_counter()
-    try:
-        with searching() as progress:
-            found = search(
-                case.script, case.space, case.cluster, exhaustive=exhaustive, store=store, progress=progress
-            ).found
-    finally:
+
+    def passed() -> float:
+        """Write down the seconds so far, for a search that goes on, and return them."""
         seconds = before + time.perf_counter() - began
         clock.write_text(f"{seconds:.1f}", encoding="utf-8")
-    return found, seconds
+        return seconds
+
+    with searching() as progress:
+
+        def told(what: str, done: int, total: int) -> None:
+            passed()
+            progress(what, done, total)
+
+        found = search(
+            case.script, case.space, case.cluster, exhaustive=exhaustive, store=store, jobs=case.jobs, progress=told
+        ).found
+    return found, passed()
 
 
 def explored(case: Case, folder: Path) -> Outcome:
@@ -324,6 +335,10 @@ def chosen(arguments: argparse.Namespace) -> Sequence[Case]:
     if arguments.quick:
         return (QUICK,)
     spaces = SPACES if arguments.exhaust else (*SPACES, LARGE)
+    for name in arguments.space or ():
+        if not any(name in case.name for case in spaces):
+            there = ", ".join(case.name for case in spaces)
+            raise SystemExit(f"--space {name!r}: no space has this in its name; there are {there}")
     return [case for case in spaces if not arguments.space or any(name in case.name for name in arguments.space)]
 
 

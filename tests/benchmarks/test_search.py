@@ -20,9 +20,11 @@ def benchmark(monkeypatch):
 def test_an_interrupted_search_goes_on_in_its_folder_and_counts_the_time_of_all_parts(benchmark, tmp_path, monkeypatch):
     stores = []
 
-    def search(script, space, cluster, *, exhaustive, store, progress):
+    def search(script, space, cluster, *, exhaustive, store, jobs, progress):
+        assert jobs == 2
         stores.append(store)
         if len(stores) == 1:
+            progress("whole simulations", 1, 2)  # killed after this, it has been timed until here
             raise KeyboardInterrupt
         return SimpleNamespace(found="found")
 
@@ -39,6 +41,12 @@ def test_an_interrupted_search_goes_on_in_its_folder_and_counts_the_time_of_all_
 def test_a_space_runs_alone(benchmark):
     arguments = SimpleNamespace(published=False, quick=False, exhaust=None, space=["Llama-3-70B"])
     assert benchmark.chosen(arguments) == [benchmark.LARGE]
+
+
+def test_a_space_that_there_is_not_ends_the_benchmark(benchmark):
+    arguments = SimpleNamespace(published=False, quick=False, exhaust=None, space=["GPT 7B", "LLama"])
+    with pytest.raises(SystemExit, match=r"--space 'LLama': no space .*; there are GPT 7B on dgx-h100:4, .*Llama-3-70B"):
+        benchmark.chosen(arguments)
 
 
 def test_goodput_by_the_closed_form_is_within_one_percent_of_the_simulation(benchmark):
