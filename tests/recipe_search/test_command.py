@@ -299,7 +299,8 @@ def test_the_page_names_the_winner_with_its_own_time_where_an_extended_recipe_ma
 
 def test_the_terminals_table_is_readable_in_80_columns(tmp_path: Path, monkeypatch, capsys) -> None:
     found, _ = searched(tmp_path, exhaustive=True)
-    result = SearchResult(found, "dgx-h100:2", 16, bill=bill_of("H100", 16, 2.5, Failures(3600.0, 0.0, 300.0, rate=1e9)))
+    bill = bill_of("H100", 16, 2.5, Failures(3600.0, 0.0, 300.0, rate=1e9))
+    result = SearchResult(found, "dgx-h100:2", 16, bill=bill)
     for width, names in ((80, ("× winner", "goodput", "price/Mtoken")), (200, ("95 %", "MFU", "bound by", "goodput"))):
         monkeypatch.setenv("COLUMNS", str(width))
         show(result)
@@ -341,7 +342,8 @@ def test_a_front_holds_for_time_and_each_other_quantity_what_no_other_recipe_bea
     document = numbers(result)
     failing = document["failures"]
     assert failing["mtbf"] == 3600
-    assert failing["interval"] == failing["best_interval_daly"] == pytest.approx(failing["best_interval_young"], rel=0.1)
+    assert failing["interval"] == failing["best_interval_daly"]
+    assert failing["interval"] == pytest.approx(failing["best_interval_young"], rel=0.1)
     assert failing["simulated_goodput"] == pytest.approx(failing["goodput"], rel=0.01)
     for index, one in enumerate(shown):
         names = [name for name, each in fronts.items() if index in each.members]

@@ -242,8 +242,7 @@ class _Speeds:
     def __init__(self, failures: Failures, seed: int, most: int) -> None:
         self._draw, self._most, self.drawn = random.Random(f"{seed}/stragglers"), most, 0
         self._stragglers, self._slow = failures.stragglers, 1 / failures.slowdown
-        self._pieces: list[tuple[float, float]] = []  # until when, and the speed
-        self._first = 0  # piece that no call has passed
+        self._pieces: list[tuple[float, float]] = []  # until when, and the speed; those that no call has passed
         if self._stragglers is None:
             self._pieces.append((math.inf, 1.0))
         elif self._stragglers.lasts > self._ALWAYS * self._stragglers.every:
@@ -256,9 +255,11 @@ class _Speeds:
 
         It is never done where too many GPUs turn slow.
         """
-        while self._first < len(self._pieces) and self._pieces[self._first][0] <= begin:
-            self._first += 1
-        index = self._first
+        passed = 0
+        while passed < len(self._pieces) and self._pieces[passed][0] <= begin:
+            passed += 1
+        del self._pieces[:passed]
+        index = 0
         while True:
             if index == len(self._pieces):
                 if self.drawn >= self._most:
