@@ -15,9 +15,7 @@ from foretrain.errors import MissingExtra
 
 
 def test_public_names():
-    classes = (
-        "AllReduce Attached Bound BoundedLoss Cluster CommTask Comparison ConfigError Failures ForetrainError"
-    )
+    classes = "AllReduce Attached Bound BoundedLoss Cluster CommTask Comparison ConfigError Failures ForetrainError"
     classes += " ParameterServer Recommendation Run SearchResult Session Spec Stragglers Timeline Timeouts Workload"
     functions = "attach bound choose cluster compare search simulate sweep workload"
     assert ft.__all__ == [*classes.split(), *functions.split()]

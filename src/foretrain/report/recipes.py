@@ -264,9 +264,7 @@ def _ranking(result: SearchResult, width: int) -> Table:
     for name in rows[0]:
         left = name in ("recipe", "bound by", "loses by", "")
         least = min(_RECIPE, max(len(row["recipe"]) for row in rows)) if name == "recipe" else None
-        table.add_column(
-            name, justify="left" if left else "right", overflow="fold", no_wrap=not left, min_width=least
-        )
+        table.add_column(name, justify="left" if left else "right", overflow="fold", no_wrap=not left, min_width=least)
     for row in rows:
         table.add_row(*(escape(cell) for cell in row.values()))
     return table
