@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 
 from foretrain.network import cluster
+from foretrain.planner import simulator_prior
 from foretrain.planner.online import Tuner, What
 from foretrain.planner.search import IterationTimes, tune
 from foretrain.planner.simulator_prior import JobForecaster
@@ -170,3 +171,17 @@ def test_after_a_step_of_bandwidth_forecasts_are_put_right():
     run(tuner, lambda one, k: forecast(place if k < 150 else slow, one), 250)
     assert virtual.place.up == pytest.approx(slow.up, rel=0.05)
     assert forecast(slow, tuner.spec) <= 1.005 * forecast(slow, tune(WORK, slow, plan))
+
+
+def test_after_a_change_the_search_is_as_careful_as_before(monkeypatch):
+    asked = []
+
+    def searched(*arguments, careful, **options):
+        asked.append(careful)
+        return tune(*arguments, careful=careful, **options)
+
+    monkeypatch.setattr(simulator_prior, "tune", searched)
+    virtual = JobForecaster(WORK, cluster("8xV100@10Gbps"), spec("bytescheduler"))
+    first = virtual.informed(evaluations=5, careful=True)
+    virtual.again(first.best, IterationTimes(1.0, 0.01, 5), IterationTimes(1.5, 0.01, 5))
+    assert asked == [True, True]

@@ -212,6 +212,7 @@ class JobForecaster:
         self._workload, self.place, self._plan, self._earlier = workload, place, plan, earlier
         self._times: dict[str, float] = {}
         self._latest: SimulatorPrior | None = None
+        self._careful = False
 
     def forecast(self, spec: Spec) -> float:
         """Seconds of an iteration."""
@@ -221,9 +222,13 @@ class JobForecaster:
         return self._times[key]
 
     def informed(self, start: Spec | None = None, *, evaluations: int = 60, careful: bool = False) -> SimulatorPrior:
-        """Return a proposer that begins with ``start``, or with the best by what is forecast and was learnt."""
+        """Return a proposer that begins with ``start``, or with the best by what is forecast and was learnt.
+
+        Later ones are as ``careful`` as the first; see `foretrain.planner.tune`.
+        """
+        self._careful |= careful
         tried: list[tuple[Spec, Time]] = []
-        best = tune(self._workload, self.place, self._plan, evaluations=evaluations, careful=careful, tried=tried)
+        best = tune(self._workload, self.place, self._plan, evaluations=evaluations, careful=self._careful, tried=tried)
         known = [(spec, to_seconds(time)) for spec, time in tried]
         self._times.update((str(spec), time) for spec, time in known)
         space = Space.of(self._plan, self._workload, running=True)
