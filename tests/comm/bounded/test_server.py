@@ -100,7 +100,6 @@ def test_a_server_that_is_told_to_end_sees_through_what_is_under_way(monkeypatch
             values = ones()
             late = other.all_reduce(values, hint=LOSSY)
             assert one.all_reduce(ones(), hint=LOSSY).wait(60)
-            assert not late.wait(0.1)
             closing = threading.Thread(target=one.close)
             closing.start()
             time.sleep(0.3)

@@ -133,6 +133,24 @@ def test_what_a_pull_has_lost_the_next_one_brings():
     assert lost
 
 
+def test_what_is_vital_is_never_marked_as_droppable():
+    seen = set()
+
+    def note(packet, rng):
+        if packet[14] == 0:  # data: its number in the array, and whether it is important
+            seen.add((int.from_bytes(packet[24:28], "little"), packet[15] & 1))
+        return [packet]
+
+    vital = np.array([[0, 4], [200_000, 240_000]], np.int64)
+    values = [np.ones(COUNT, np.float32) for _ in range(RANKS)]
+    with serving(Subtracting(), note, tolerance=0.3) as (members, step):
+        done(step(values, [each.copy() for each in values], vital=vital))
+        payload = members[0].engine.path.payload
+    important = {k for first, behind in vital for k in range(first // payload, -(-behind // payload))}
+    assert {number for number, is_important in seen if not is_important}.isdisjoint(important)
+    assert (1 + max(important), 0) in seen
+
+
 @pytest.mark.parametrize("options", [{"rescale": True}, {"feedback": True}])
 def test_what_pushes_lose_is_made_good_on_the_server_and_not_in_what_is_pulled(options):
     updater = Subtracting()
