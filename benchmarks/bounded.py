@@ -8,7 +8,8 @@ lossy     a session of twelve layers whose communication takes as long as its co
           with bounded loss (p = 5 %) over the transposed all-reduce; beside each the forecast of the packet
           simulation of the same lab (bounded_forecast.py), which knows of the hosts what all-reduces of two sizes take
           there without losses, measured once per number of hosts and TCP; where packets are lost, also LTP's and
-          OptiReduce's rules in the same transport (docs/bounded.md), and error feedback, without a forecast
+          OptiReduce's rules in the same transport (docs/bounded.md), error feedback, and P3 over a parameter server
+          beside rank 0, over TCP and with bounded loss, without a forecast
 training  real models on real data until an accuracy is reached (bounded_training.py)
 
 Incast: four more hosts send bursts of unmarked UDP to the last host's port. Three bands: its switch serves what is
@@ -66,7 +67,7 @@ class Place:
         background: share of the last host's port that bursts of other hosts take: incast.
         schedules: of sessions.
         grey: whether only the last host's link loses packets.
-        papers: whether other papers' rules are measured, too; by "lossy", under the last schedule.
+        papers: whether other papers' rules and servers are measured, too; by "lossy", under the last schedule and P3.
         model, seeds: of "training", see bounded_training.py.
         bands: of ports: with three, what is marked goes first, and what may be dropped is dropped first.
         over: of "clean": who sums what.
@@ -235,6 +236,22 @@ def papers(tolerance: float) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def server(hosts: int) -> Iterator[str]:
+    """A parameter server beside rank 0, which starts it; its address, for all ranks."""
+    from foretrain.launch.child_processes import ServerProcess, end_servers, server_command
+
+    address = f"{os.environ['MASTER_ADDR']}:{int(os.environ['MASTER_PORT']) + 100}"
+    started = []
+    try:
+        if os.environ["RANK"] == "0":
+            started.append(ServerProcess(server_command(address, hosts, 0, 1, 60), env=dict(os.environ)))
+            started[0].address()
+        yield address
+    finally:
+        end_servers(started)
+
+
 def lossy(place: Place) -> dict[str, Any]:
     """Return the seconds of each step of each case."""
     import numpy as np
@@ -253,11 +270,14 @@ def lossy(place: Place) -> dict[str, Any]:
     if place.papers:
         last = place.schedules[-1]
         cases |= {f"{name} {last}": (last, transport) for name, transport in papers(TOLERANCE).items()}
+        cases["bounded-server p3"] = "p3", ft.BoundedLoss(TOLERANCE, over="ps")
     forward = place.compute / LAYERS / 3
     found: dict[str, Any] = {}
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     gradients = [np.ones(size, np.float32) for size in sizes(place)]
     with ExitStack() as stack:
+        if place.papers:
+            cases["tcp-server p3"] = "p3", ft.ParameterServer(stack.enter_context(server(place.hosts)))
         trained: dict[str, Any] = {}
         for number, (name, (schedule, transport)) in enumerate(cases.items()):
             with marked() if name.startswith("marked") else nullcontext():
@@ -430,10 +450,10 @@ def lossy_table(place: Place, found: dict[str, Any], forecast: dict[str, float])
         lost = found["lost"].get(name, "")
         print(f"  {name:24s} {shown:>24s} ms  p99 {1e3 * middles[name][1]:7.1f} ms  {told}  {lost}")
 
-    def best_of(kind: str) -> tuple[float, float]:
-        return min(each for name, each in middles.items() if name.split()[0] == kind)
+    def best_of(*kinds: str) -> tuple[float, float]:
+        return min(each for name, each in middles.items() if name.split()[0] in kinds)
 
-    best, ours = best_of("tcp"), best_of("bounded")
+    best, ours = best_of("tcp", "tcp-server"), best_of("bounded", "bounded-server")
     print(f"  best of TCP over best of ours: median {best[0] / ours[0]:.2f}, p99 {best[1] / ours[1]:.2f}")
     if place.marked:
         urgent = best_of("marked-tcp")
