@@ -3,7 +3,8 @@
 digits        a residual network on the 1,797 handwritten digits that scikit-learn ships
 characters    the transformer of examples/tolerance/characters.py, on this repository's own pages
 
-Where switches drop selectively, "bounded" lets them drop what is small, and "any drop" any packet.
+Where switches drop selectively, "bounded" lets them drop what is small, and "any drop" any packet. "server" is a
+server beside rank 0 that updates the parameters, with bounded loss both ways.
 
 Each seed trains the same model on the same batches over each transport. Time is that of steps, without evaluations and
 without the first ones, which are observed and planned.
@@ -42,6 +43,7 @@ def cases(place: Any, tolerance: float) -> dict[str, tuple[str, Any]]:
         "tcp ring": ("prophet", ft.AllReduce(backend="ring")),
         "bounded": ("prophet", ft.BoundedLoss(tolerance)),
         **({"any drop": ("prophet", ft.BoundedLoss(tolerance, droppable="packet"))} if place.bands > 1 else {}),
+        **({"server": ("p3", ft.BoundedLoss(tolerance, over="ps", updates="servers"))} if place.papers else {}),
         **{name: ("prophet", transport) for name, transport in papers(tolerance).items() if place.papers},
     }
 
