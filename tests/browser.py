@@ -71,6 +71,22 @@ def overflow(browser: Chrome) -> int:
     return browser.execute_script(script)
 
 
+def cut_texts(browser: Chrome) -> list[str]:
+    """Draw every visible figure again; return the texts that begin or end outside of its canvas."""
+    script = """const plain = CanvasRenderingContext2D.prototype.fillText, cut = [];
+      CanvasRenderingContext2D.prototype.fillText = function(text, x, y) {
+        const {width} = this.measureText(text), back = {center: 0.5, right: 1, end: 1}[this.textAlign] || 0;
+        const ends = [0, 1].map(k => new DOMPoint(x + (k - back) * width, y).matrixTransform(this.getTransform()));
+        const inside = p => p.x >= -1 && p.x <= this.canvas.width + 1 && p.y >= -1 && p.y <= this.canvas.height + 1;
+        if (!ends.every(inside)) cut.push(text);
+        plain.call(this, text, x, y);
+      };
+      for (const node of document.querySelectorAll('.figure')) node.chart?.draw();
+      CanvasRenderingContext2D.prototype.fillText = plain;
+      return cut;"""
+    return browser.execute_script(script)
+
+
 def console(browser: Chrome) -> list[str]:
     """Return the errors and warnings of the console."""
     return [entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]

@@ -1,6 +1,7 @@
 """What the explorer is asked and answers, and that its server answers nobody else."""
 
 import json
+import shlex
 import urllib.error
 import urllib.request
 from urllib.parse import parse_qsl
@@ -8,6 +9,7 @@ from urllib.parse import parse_qsl
 import pytest
 
 import foretrain as ft
+from foretrain.cli import main
 from foretrain.errors import ConfigError
 from foretrain.explore import Explorer, Opened, Question, opened
 from foretrain.explore.answers import RESULTS, answer, network, over_rates, results
@@ -58,11 +60,16 @@ def test_what_is_no_question_is_refused(query, message):
         Question.of(query, NOTHING)
 
 
-def test_command_and_python_compute_the_same(capsys):
-    found = json.loads(answer(SMALL, NOTHING))
+@pytest.mark.parametrize("tuned", [False, True], ids=["defaults", "tuned"])
+def test_command_and_python_compute_the_same(capsys, tmp_path, tuned: bool):
+    found = json.loads(answer(SMALL, NOTHING, tuned=tuned))
     assert found["command"].startswith("foretrain compare alexnet --cluster 4x1xV100@7Gbps --batch 16")
+    assert ("--no-tune" in found["command"]) == (not tuned)
     exec(found["python"], {})
     assert f"{found['seconds']['prophet'] * 1e3}"[:6] in capsys.readouterr().out
+    main([*shlex.split(found["command"])[1:], "--json", str(tmp_path / "found.json")])
+    runs = json.loads((tmp_path / "found.json").read_text())["runs"]
+    assert [run["iteration_time"] for run in runs] == list(found["seconds"].values())
 
 
 def test_compression_halves_what_is_sent():
@@ -138,6 +145,9 @@ def test_the_server_answers_its_own_page_alone():
         assert (status, json.loads(text)["tuned"]) == (200, False)
         status, text = get("/tuned?" + SMALL.query())
         assert (status, json.loads(text)["tuned"]) == (200, True)
+        for path, untuned in (("/page", True), ("/tuned/page", False)):
+            status, text = get(f"{path}?{SMALL.query()}")
+            assert (status, "--no-tune" in text) == (200, untuned)
         assert get("/", Host="evil.example")[0] == 403
         assert get("/../../etc/passwd")[0] == 404
         status, text = get("/answer?model=/etc/passwd")

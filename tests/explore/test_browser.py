@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ import foretrain as ft
 from foretrain.explore import Explorer, Opened, Question, opened
 from foretrain.report.findings import SimulationFindings, numbers
 from foretrain.units import format_time
-from tests.browser import chromium, console, findings, overflow, resize
+from tests.browser import chromium, console, cut_texts, findings, overflow, resize
 from tests.report.conftest import simulated
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def page(browser, explorer) -> Chrome:
 def wait(browser, script: str) -> None:
     from selenium.webdriver.support.ui import WebDriverWait
 
-    WebDriverWait(browser, 60, 0.1).until(lambda driver: driver.execute_script(f"return {script}"))
+    WebDriverWait(browser, 180, 0.1).until(lambda driver: driver.execute_script(f"return {script}"))
 
 
 def shown(browser, part: str, kind: str = "shown") -> None:
@@ -110,6 +111,34 @@ def test_a_telephone_shows_it_without_overflow(page, dark: bool):
     assert console(page) == []
 
 
+@pytest.mark.parametrize("tab", ["schedule", "curves", "network"])
+def test_a_telephone_shows_every_text_of_a_figure_whole(page, tab: str):
+    resize(page, 390, 844)
+    page.find_element("id", f"tab-{tab}").click()
+    if tab != "schedule":
+        shown(page, "rate=7.0", tab)
+    wait(page, f"[...document.querySelectorAll('#panel-{tab} canvas')].every(one => one.clientWidth < 390)")
+    assert cut_texts(page) == []
+
+
+def test_a_tuned_answer_has_the_tuned_command_page_and_trace(page):
+    command = page.find_element("id", "command")
+    shown(page, "rate=7.0", "tuned")
+    assert command.text == 'foretrain compare alexnet --cluster 4x1xV100@7Gbps --batch 16 --schedules ddp "prophet"'
+    page.execute_script(
+        "Object.defineProperty(navigator, 'clipboard', {value: {writeText: async text => { window.copied = text; }}})"
+    )
+    page.find_element("id", "copy-command").click()
+    wait(page, "window.copied")
+    assert page.execute_script("return window.copied") == command.text
+    fetched = "const done = arguments[1]; made(arguments[0]).then(found => found.text()).then(done)"
+    saved, trace = (page.execute_async_script(fetched, what) for what in ("page", "trace"))
+    assert "--no-tune" not in saved
+    (tuned,) = [one for one in page.execute_script("return answer.schedules") if one.startswith("prophet")]
+    assert f"{tuned}: " in trace
+    assert console(page) == []
+
+
 def test_a_keyboard_is_enough(page):
     from selenium.webdriver.common.keys import Keys
 
@@ -164,7 +193,7 @@ def test_perfetto_gets_the_trace_in_one_click(page):
     assert place == "https://ui.perfetto.dev"
     assert "alexnet" in title
     processes = {event["args"]["name"] for event in json.loads(text)["traceEvents"] if event["name"] == "process_name"}
-    assert {name.partition(":")[0] for name in processes} == {"ddp", "prophet"}
+    assert {re.match(r"\w+", name)[0] for name in processes} == {"ddp", "prophet"}
 
 
 def test_a_finished_simulation_shows_memory_over_time(browser, tmp_path):

@@ -18,7 +18,7 @@ from foretrain.report.findings import SimulationFindings
 from foretrain.report.page import render as comparison_page
 from foretrain.report.simulation_page import render as simulation_page
 from foretrain.report.topology import render as topology_page
-from tests.browser import chromium, console, draw_all, findings, overflow, resize
+from tests.browser import chromium, console, cut_texts, draw_all, findings, overflow, resize
 from tests.recipe_search.test_strategy import searched
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ def test_every_width_shows_every_figure_without_overflow(browser, pages, name: s
         browser.get(pages[name].as_uri())
         assert draw_all(browser) == figures
         assert overflow(browser) == 0, width
+        assert cut_texts(browser) == [], width
     assert console(browser) == []
 
 

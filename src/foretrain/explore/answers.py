@@ -65,7 +65,7 @@ class Opened:
 
     workload: Workload | None = None
     source: str = ""
-    results: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    results: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, compare=False)
 
 
 def opened(text: str) -> tuple[Opened, str]:
@@ -164,17 +164,18 @@ class Question:
         kind = None if self.compression == "none" else self.compression
         return compressed(work, kind, streaming(place)), place
 
-    def command(self, source: Opened) -> str:
-        """Return the command line that computes the same."""
+    def command(self, source: Opened, *, tuned: bool) -> str:
+        """Return the command line that computes the same, with the schedules' knobs searched or not."""
         name = source.source if self.model == FILE else self.model
         batch = f" --batch {self.batch}" if self.batch and self.model != FILE else ""
         if self.compression != "none":
             return f"foretrain what-if {name} --cluster {self.cluster}{batch} --changes compression={self.compression}"
         schedules = "ddp" if self.schedule == "ddp" else f'ddp "{self.schedule}"'
-        return f"foretrain compare {name} --cluster {self.cluster}{batch} --schedules {schedules} --no-tune"
+        untuned = "" if tuned else " --no-tune"
+        return f"foretrain compare {name} --cluster {self.cluster}{batch} --schedules {schedules}{untuned}"
 
-    def python(self, source: Opened) -> str:
-        """Return Python that computes the same."""
+    def python(self, source: Opened, schedule: str) -> str:
+        """Return Python that computes the same under ``schedule``, which has the knobs that were found."""
         batch = f", batch={self.batch}" if self.batch else ""
         made = f'zoo("{self.model}", device="{self.gpu}"{batch})'
         lines = ["import foretrain as ft", ""]
@@ -183,7 +184,7 @@ class Question:
         if self.compression != "none":
             lines.insert(1, "from foretrain.planner.candidate_search import compressed, streaming")
             lines.append(f'workload = compressed(workload, "{self.compression}", streaming(place))')
-        lines.append(f'run = ft.simulate(workload, place, "{self.schedule}")')
+        lines.append(f'run = ft.simulate(workload, place, "{schedule}")')
         lines.append("print(run.iteration_time / 1e9, 'ms;', run.gap, 'above T*')")
         return "\n".join(lines) + "\n"
 
@@ -206,8 +207,12 @@ def _built(model: str, gpu: str, batch: int) -> Workload:
     return zoo(model, device=gpu, batch=batch or None)
 
 
+@lru_cache(maxsize=1)
 def compared(question: Question, source: Opened, *, tuned: bool = False) -> Comparison:
-    """Return DDP and the chosen schedule, with their defaults or with their knobs searched."""
+    """Return DDP and the chosen schedule, with their defaults or with their knobs searched.
+
+    The latest is kept: a page or a trace of what is shown needs no second search.
+    """
     work, place = question.scenario(source)
     names = dict.fromkeys(("ddp", question.schedule))
     runs = [simulate(work, place, tune(work, place, name) if tuned else name) for name in names]
@@ -233,8 +238,8 @@ def answer(question: Question, source: Opened, *, tuned: bool = False) -> str:
         "workload": f"{work.name}, {work.batch} {work.unit} a GPU, {format_size(work.size)} of gradients, "
         f"{format_time(work.compute)} of computation",
         "query": question.query(),
-        "command": question.command(source),
-        "python": question.python(source),
+        "command": question.command(source, tuned=tuned),
+        "python": question.python(source, str(found.runs[-1].schedule)),
     }
     return _joined(document, {"bars": bars(found), "lanes": lanes(found.runs, most=_SPANS)})
 
@@ -258,6 +263,7 @@ def network(question: Question, source: Opened) -> str:
     """Return the JSON of the tab "network": how much an all-reduce of all gradients uses each link of a fabric."""
     from foretrain.network.collective_benchmark import exchange
     from foretrain.network.deployment_notation import deployment
+    from foretrain.report.collective_table import NOT_MEASURED
     from foretrain.report.fabric_plot import fabric
     from foretrain.report.topology_layout import DrawnLinks
 
@@ -271,7 +277,7 @@ def network(question: Question, source: Opened) -> str:
         "query": question.query(),
         "text": f"{found.name} of {format_size(work.size)} among {found.ranks} ranks of {found.topology.name}: "
         f"{format_time(found.time)}, bus bandwidth {found.bandwidth / 1e9:.3g} GB/s; "
-        f"the busiest link, {from_} to {to}, is {used:.0%} used.",
+        f"the busiest link, {from_} to {to}, is {used:.0%} used. {NOT_MEASURED[0].upper()}{NOT_MEASURED[1:]}.",
         "command": f"foretrain collective {_shape(question)}@{question.rate:.6g}Gbps --size {work.size}B",
     }
     return _joined(document, {"fabric": fabric(DrawnLinks.of(found.topology, found.utilisation))})
@@ -291,14 +297,14 @@ def _shape(question: Question) -> str:
     return f"star:{hosts}"
 
 
-def saved_page(question: Question, source: Opened) -> str:
+def saved_page(question: Question, source: Opened, *, tuned: bool = False) -> str:
     """Return the report of the question, as ``foretrain compare --html`` writes it."""
-    return report_page(compared(question, source), question.command(source))
+    return report_page(compared(question, source, tuned=tuned), question.command(source, tuned=tuned))
 
 
-def trace(question: Question, source: Opened) -> str:
+def trace(question: Question, source: Opened, *, tuned: bool = False) -> str:
     """Return both schedules' timelines in Chrome's format, which Perfetto reads."""
-    return trace_json(compared(question, source).runs).decode()
+    return trace_json(compared(question, source, tuned=tuned).runs).decode()
 
 
 def results(source: Opened) -> str:

@@ -62,8 +62,7 @@ async function ask() {
     document.body.dataset.tuned = query;
   } catch (error) {
     if (error.name === "AbortError" || mine !== asked) return;
-    $("error").textContent = error.message;
-    $("error").hidden = false;
+    complain(error);
     $("state").textContent = "";
   }
 }
@@ -184,8 +183,20 @@ async function copy(button, value) {
 $("copy-command").addEventListener("click", event => copy(event.target, answer.command));
 $("copy-python").addEventListener("click", event => copy(event.target, answer.python));
 $("link").addEventListener("click", event => copy(event.target, location.href));
+// Page or trace of the answer that is shown, tuned or not.
+async function made(what) {
+  const response = await fetch(`${answer.tuned ? "/tuned" : ""}/${what}?${answer.query}`);
+  if (!response.ok) throw new Error((await response.json()).error);
+  return response;
+}
+function complain(error) {
+  $("error").textContent = error.message;
+  $("error").hidden = false;
+}
 $("save").addEventListener("click", async () => {
-  const page = await (await fetch("/page?" + question())).blob(), link = document.createElement("a");
+  let page;
+  try { page = await (await made("page")).blob(); } catch (error) { return complain(error); }
+  const link = document.createElement("a");
   link.href = URL.createObjectURL(page);
   link.download = `${control("model").value}.html`;
   link.click();
@@ -196,7 +207,8 @@ $("perfetto").addEventListener("click", async () => {
   const place = "https://ui.perfetto.dev", there = window.open(place);
   if (!there) { $("state").textContent = "The browser does not let this page open a window."; return; }
   const title = `${answer.workload}: ${answer.schedules.join(", ")}`;
-  const buffer = await (await fetch("/trace?" + question())).arrayBuffer();
+  let buffer;
+  try { buffer = await (await made("trace")).arrayBuffer(); } catch (error) { return complain(error); }
   const asking = setInterval(() => there.postMessage("PING", place), 100);
   const stop = setTimeout(() => clearInterval(asking), 60000);
   addEventListener("message", function answered(event) {

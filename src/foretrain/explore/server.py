@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from multiprocessing import get_context
@@ -37,11 +38,13 @@ _LONGEST = 2000
 """Characters of a request's path and query."""
 
 
-def _tuned(question: Question, source: Opened) -> str:
-    return answers.answer(question, source, tuned=True)
-
-
-_SLOW: dict[str, Work] = {"/tuned": _tuned, "/curves": answers.over_rates, "/network": answers.network}
+_SLOW: dict[str, Work] = {
+    "/tuned": partial(answers.answer, tuned=True),
+    "/tuned/page": partial(answers.saved_page, tuned=True),
+    "/tuned/trace": partial(answers.trace, tuned=True),
+    "/curves": answers.over_rates,
+    "/network": answers.network,
+}
 """Requests that the worker process answers; a newer one of the same kind replaces one that waits."""
 
 
@@ -153,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
             found = explorer.slowly(path, Question.of(query, explorer.source))
             if found is None:
                 return self._send(409, '{"error": "a newer question came"}')
-            return self._send(200, found)
+            return self._send(200, found, _HTML if path.endswith("/page") else _JSON)
         return self._send(404, '{"error": "there is nothing here"}')
 
     def _send(self, status: int, text: str, kind: str = _JSON) -> None:

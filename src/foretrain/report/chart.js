@@ -285,7 +285,11 @@ const Charts = (() => {
           stroke(c, theme["#e2e8f0"], [[px, b.top], [px, b.bottom]]);
           if (px - half > free && px + half < left + wide) { c.fillText(text, px, b.bottom + 12); free = px + half + 8; }
         }
-        if (x.spec.title) c.fillText(fit(c, x.spec.title, b.right - b.left + margin), (b.left + b.right) / 2, b.bottom + 31);
+        if (x.spec.title) {
+          // Under the middle of the axis, but inside the panel: where that is narrow, labels of rows take much of it.
+          const text = fit(c, x.spec.title, wide), half = c.measureText(text).width / 2;
+          c.fillText(text, Math.max(left + half, Math.min((b.left + b.right) / 2, left + wide - half)), b.bottom + 31);
+        }
       }
       c.beginPath(); c.rect(b.left - 1, b.top, b.right - b.left + 2, b.bottom - b.top); c.save(); c.clip();
       for (const m of marks) if (m.x0 !== undefined) {
