@@ -223,7 +223,8 @@ def share(
     tenants = _simulated(tenants, steps, fidelity)
     with percent_bar("together") as progress:
         runs = together(tenants, steps=steps, trace=trace is not None, progress=progress)
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, caption_justify="left")
+    table.caption = "no ±: a ratio of two simulations; nothing was measured"
     for column in ("job", "schedule", "alone", "together", "slowdown", "T* alone"):
         table.add_column(column, justify="left" if column in ("job", "schedule") else "right")
     rows = []

@@ -26,6 +26,10 @@ HEADS: Final = ("collective", "time", "bus bandwidth", "× ports", "busiest link
 """Columns of `rows`."""
 
 
+NOT_MEASURED: Final = "no ±: computed from the given rates and latencies; nothing was measured"
+"""What is said of uncertainty where nothing is known of it."""
+
+
 def title(first: CollectiveBenchmark) -> str:
     """Return what was simulated, and where."""
     return f"{first.operation} of {format_size(first.size)} among {first.ranks} ranks of {first.topology.name}"
@@ -47,7 +51,8 @@ def table(found: Sequence[CollectiveBenchmark]) -> Table:
 
     first = found[0]
     made = Table(box=None, pad_edge=False, title=title(first), title_justify="left", caption_justify="left")
-    made.caption = f"ports: what the slowest port must carry at the least takes {format_time(first.least)}"
+    least = f"ports: what the slowest port must carry at the least takes {format_time(first.least)}"
+    made.caption = f"{least}\n{NOT_MEASURED}"
     for name in HEADS:
         made.add_column(name, justify="left" if name in ("collective", "busiest link") else "right")
     for row in rows(found):

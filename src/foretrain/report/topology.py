@@ -176,7 +176,7 @@ def render(
         ConfigError: utilisation has another shape or is negative.
         MissingExtra: Jinja2 is not installed.
     """
-    from foretrain.report.collective_table import HEADS, rows, title
+    from foretrain.report.collective_table import HEADS, NOT_MEASURED, rows, title
     from foretrain.report.document import Card, document
     from foretrain.report.fabric_plot import fabric, servers
     from foretrain.report.topology_layout import DrawnLinks
@@ -203,6 +203,7 @@ def render(
         reasons=shown,
         heads=HEADS,
         collectives=rows(collectives),
+        not_measured=NOT_MEASURED,
         cards=[
             *_result(collectives),
             Card("Ranks", str(len(topology.ranks)), f"on {_servers(topology)}"),
