@@ -2,7 +2,8 @@
 
 Beside it, in the same interleaved run, stands what the change costs without a page: the two simulations alone. The
 ratio says what the page adds. `--pictures FOLDER` makes the screenshots of the documentation instead, of reports, too:
-one of them is of a real run in the lab, which needs root and takes five minutes.
+one of them is of a real run in the lab, which needs root, a machine that does nothing else, and five minutes. `--only`
+names those that are wanted.
 
     python benchmarks/explore.py --quick
 """
@@ -14,7 +15,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
 from statistics import median, quantiles
@@ -30,6 +31,7 @@ from foretrain.cli import main as foretrain
 from foretrain.explore import Explorer, Opened, Question
 from tests.browser import chromium, resize
 
+PICTURES = ("explore", "explore-curves", "simulate", "lab", "search")
 _CHANGE = """const done = arguments[arguments.length - 1], field = document.querySelector('[name=rate]');
 delete document.body.dataset.ms; field.value = arguments[0]; field.dispatchEvent(new Event('input', {bubbles: true}));
 const look = () => document.body.dataset.ms ? done(+document.body.dataset.ms) : requestAnimationFrame(look); look();"""
@@ -37,6 +39,7 @@ const look = () => document.body.dataset.ms ? done(+document.body.dataset.ms) : 
 
 def _more(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="make the documentation's screenshots there")
+    parser.add_argument("--only", nargs="+", choices=PICTURES, default=PICTURES, help="make these alone")
 
 
 def main() -> None:
@@ -46,8 +49,8 @@ def main() -> None:
         browser.get(explorer.url)
         _settled(browser, "tuned")
         if asked.pictures:
-            pictures(browser, explorer, asked.pictures)
-            report_pictures(browser, asked.pictures)
+            pictures(browser, explorer, asked.pictures, asked.only)
+            report_pictures(browser, asked.pictures, asked.only)
             return
         measured(browser, explorer, asked)
 
@@ -77,13 +80,15 @@ def measured(browser: Any, explorer: Explorer, asked: argparse.Namespace) -> Non
     print("RESULT name=explore " + " ".join(f"{name}={value:.1f}" for name, value in numbers.items()))
 
 
-def pictures(browser: Any, explorer: Explorer, folder: Path) -> None:
-    """Write explore.png and explore-curves.png to ``folder``."""
+def pictures(browser: Any, explorer: Explorer, folder: Path, only: Sequence[str]) -> None:
+    """Write those of explore.png and explore-curves.png that are in ``only`` to ``folder``."""
     base = explorer.url.partition("?")[0]
     for name, question, tab, height, dark in (
         ("explore", Question(), "schedule", 1500, False),
         ("explore-curves", Question(), "curves", 1300, True),
     ):
+        if name not in only:
+            continue
         resize(browser, 1200, height, dark=dark)
         browser.get("about:blank")
         browser.get(f"{base}?{question.query()}#{tab}")
@@ -94,8 +99,8 @@ def pictures(browser: Any, explorer: Explorer, folder: Path) -> None:
         browser.save_screenshot(str(folder / f"{name}.png"))
 
 
-def report_pictures(browser: Any, folder: Path) -> None:
-    """Write simulate.png, lab.png and search.png to ``folder``: a figure of a report each."""
+def report_pictures(browser: Any, folder: Path, only: Sequence[str]) -> None:
+    """Write those of simulate.png, lab.png and search.png in ``only`` to ``folder``: a figure of a report each."""
     root = Path(__file__).parents[1]
     flags = "--tp {tp} --batch {batch} --sequence {sequence} --layers 16 --steps 4"
     resize(browser, 900)
@@ -110,6 +115,8 @@ def report_pictures(browser: Any, folder: Path) -> None:
                 "steps",
             ),
         ):
+            if name not in only:
+                continue
             command, dashes, script = words.partition(" -- ")
             foretrain([*command.split(), "--html", f"{made}/{name}.html", *dashes.split(), *script.split()])
             browser.get(f"file://{made}/{name}.html")
