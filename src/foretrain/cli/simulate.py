@@ -79,7 +79,7 @@ class SimulateOptions:
         fault: links and GPUs that are worse than their kind, e.g. link:leaf3-spine1=10%, link:leaf3-spine1=down,
             gpu:s0.gpu3=80%.
         experts: loads that routers give to experts: balanced; lognormal(SIGMA), drawn for each router and step, e.g.
-            lognormal(0.3) or lognormal(0.3,SEED); or a .csv, .json or .toml file of loads (docs/live/index.md).
+            lognormal(0.3) or lognormal(0.3,SEED); or a .csv, .json or .toml file of loads (docs/live/experts.md).
         experts_curve: also simulate with other loads of experts, ten more times, for a curve of the step's time against
             their imbalance on the page (--html) and in the numbers (--json).
         memory: overrides GPU memory, e.g. 120GiB, to find the peak that a script would need.
