@@ -84,8 +84,8 @@ def pictures(browser: Any, explorer: Explorer, folder: Path, only: Sequence[str]
     """Write those of explore.png and explore-curves.png that are in ``only`` to ``folder``."""
     base = explorer.url.partition("?")[0]
     for name, question, tab, height, dark in (
-        ("explore", Question(), "schedule", 1500, False),
-        ("explore-curves", Question(), "curves", 1300, True),
+        ("explore", Question(), "schedule", 1570, False),
+        ("explore-curves", Question(), "curves", 1360, True),
     ):
         if name not in only:
             continue

@@ -173,7 +173,7 @@ const Charts = (() => {
         seen.add(group);
         const button = element("button", "", this.legend), key = element("i", "", button);
         button.type = "button";
-        key.className = t.mode?.includes("lines") ? "stroke" : "fill";
+        key.className = t.mode?.includes("lines") ? `stroke ${t.line?.dash || ""}` : "fill";
         key.style.setProperty("--key", paint(at(t.marker?.color, 0) ?? t.line?.color));
         button.append(plain(t.name));
         button.setAttribute("aria-pressed", String(!this.hidden.has(group)));
