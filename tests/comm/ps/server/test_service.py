@@ -144,6 +144,26 @@ def test_an_elastic_job_goes_on_without_a_worker_that_closes_or_disconnects(clos
         assert service.failure is None
 
 
+@pytest.mark.parametrize("elastic", [True, False])
+def test_a_worker_that_was_only_stopped_is_told_why_it_was_dropped_and_both_of_its_connections_end(elastic):
+    what = declaration(10)
+    with serving(2, elastic=elastic, peer_timeout=2.0, lives_on=True) as service, job(service, 2, what) as (one, other):
+        exchange([one, other], what, 0)
+        routes = service._job.peers.of_rank(1).routes
+        end = FrameKind.LOST if elastic else FrameKind.FAIL
+        # Meanwhile `other` neither sends nor reads.
+        one.until(lambda: one.connection.send(Header(FrameKind.ALIVE)) and bool(one.headers(end)))
+        other.until(lambda: bool(other.kinds(FrameKind.FAIL)))
+        after = "the others go on without it: start again" if elastic else "the job has ended: start again"
+        why = rf"server 0 dropped this worker because it was silent for \d+\.\d s; {after} .* longer --timeout"
+        assert re.match(why, other.kinds(FrameKind.FAIL)[0].decode())
+        refusal = why if elastic else "its job has failed: worker 1 is lost: it was silent for"
+        with pytest.raises(PeerLost, match=refusal):  # it connects anew, as its connections have ended
+            other.until(lambda: False)
+        until(lambda: not service._known.intersection(routes))
+        assert set(service.rejected) == {"refused"}
+
+
 @pytest.mark.parametrize("which", [None, 0, 1], ids=["both", "first", "second"])
 def test_a_connection_that_breaks_loses_nothing(which):
     what = declaration(50_000)
@@ -166,6 +186,20 @@ def test_a_connection_that_breaks_loses_nothing(which):
             other.heard.clear()
             other.until(lambda: other.told(what, 1) is not None)
             exchange([one, other], what, 2)
+        assert service.failure is None
+
+
+def test_sums_go_to_the_connections_of_a_worker_that_were_made_last():
+    what = declaration(1000)
+    with serving(2) as service, job(service, 2, what) as (one, other), contextlib.ExitStack() as stack:
+        exchange([one, other], what, 0)
+        for step in range(1, 4):
+            stack.enter_context(stranger(service))
+            again = stack.enter_context(Worker(service.address, 1))
+            again.join(what)
+            again.wanted()
+            exchange([one, again], what, step)
+        assert not other.headers(FrameKind.VALUE)[2:]
         assert service.failure is None
 
 
@@ -239,7 +273,7 @@ def test_a_worker_that_is_lost_or_too_many_is_refused_with_the_reason():
         other.connection.send(Header(FrameKind.FAIL), b"it has had enough")
         one.until(lambda: bool(one.kinds(FrameKind.LOST)))
         for rank, kind, reason in (
-            (1, PeerLost, "the others go on without worker 1, which was lost"),
+            (1, PeerLost, "server 0 dropped this worker because it gave up: .* enough; the others go on without it"),
             (2, Disagreement, "has no place for worker 2: start it with --workers 3 or more"),
         ):
             with Worker(service.address, rank) as late, pytest.raises(kind, match=reason):

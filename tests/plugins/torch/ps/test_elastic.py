@@ -1,4 +1,4 @@
-"""Elastic jobs: a worker is killed at a moment that a seed draws, and the others finish with the same parameters.
+"""Elastic jobs: a worker is killed at a moment that a seed draws, or only stopped, and the others finish alike.
 
 FORETRAIN_KILLS says how many seeds to try.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -21,14 +22,15 @@ from foretrain.comm.options import ParameterServer, Timeouts
 from foretrain.plugins.torch import attach
 from tests.plugins.torch.models import SMALL, WARMUP, mlp, sgd, steps
 from tests.plugins.torch.ps.serving import KEY, servers
+from tests.waiting import until
 
 STEPS = 24
 SIZE = 3
 SEEDS = range(int(os.environ.get("FORETRAIN_KILLS", "2")))
 
 
-def trained(addresses, updates="workers", schedule=SMALL):
-    """A hash of all parameters; BatchNorm has buffers, which nobody shares."""
+def trained(addresses, updates="workers", schedule=SMALL, stopped=None):
+    """A hash of all parameters; BatchNorm has buffers, which nobody shares. Rank ``stopped`` stops in a step."""
     os.environ[SECRET] = KEY.hex()
     model = nn.Sequential(mlp(2), nn.BatchNorm1d(32), mlp(2))
     optimizer = sgd(model)
@@ -36,6 +38,8 @@ def trained(addresses, updates="workers", schedule=SMALL):
     with attach(model, optimizer, schedule, warmup=WARMUP, timeouts=Timeouts(peer=20), **options) as attached:
         for step in steps(model, optimizer, STEPS):
             print(f"after {step - 1}.", flush=True)
+            if step == WARMUP + 3 and dist.get_rank() == stopped:
+                os.kill(os.getpid(), signal.SIGSTOP)
         attached.share_buffers()
     dist.destroy_process_group()
     return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
@@ -69,3 +73,23 @@ def test_the_others_finish_alike(job, seed):
     assert len({outcome.value for outcome in others}) == 1, (victim, when, later)
     assert not any(service.failure for service in made)
     assert codes[victim] == -signal.SIGKILL
+
+
+def test_a_worker_that_was_only_stopped_is_told_that_the_others_went_on(job):
+    ranks, victim = job(SIZE), SIZE - 1
+    ranks(dist.is_initialized)  # all have begun
+    with servers(2, SIZE, elastic=True, peer_timeout=10.0) as (addresses, made):
+
+        def wake():
+            until(lambda: all(victim in service._job.lost for service in made))
+            os.kill(ranks.pids[victim], signal.SIGCONT)
+
+        thread = threading.Thread(target=wake)
+        thread.start()
+        outcomes = ranks.outcomes(trained, addresses, stopped=victim)
+        thread.join()
+    others = [outcome for rank, outcome in enumerate(outcomes) if rank != victim]
+    assert not any(outcome.error for outcome in others), [outcome.error for outcome in others]
+    assert len({outcome.value for outcome in others}) == 1
+    assert re.search(r"server \d dropped this worker because it was silent for \d+\.\d s", outcomes[victim].error)
+    assert not any(service.failure for service in made)

@@ -127,6 +127,8 @@ class ShardJob:
         self.left: set[int] = set()
         self.done: set[int] = set()
         self.lost: set[int] = set()
+        self._why_dropped: dict[int, str] = {}
+        """What each of them is told, now or when it comes back."""
         self._saved_as_left: set[int] = set()
         """Workers that had closed by the snapshot that this server was restarted with, and may not know: the job is not
         over before they have come and gone, or the time to rejoin is."""
@@ -170,7 +172,7 @@ class ShardJob:
             why = f"server {shard} was started for {self._terms.workers} workers, and has no place for worker {rank}"
             raise refused(Disagreement(f"{why}: start it with --workers {rank + 1} or more"))
         if rank in self.lost:
-            raise refused(PeerLost(f"the others go on without worker {rank}, which was lost"))
+            raise refused(PeerLost(self._why_dropped[rank]))
         self.name = candidate.job
         send_queue = SendQueue(self._terms.credit, MESSAGE)
         if self.peers.add(Peer(rank, route, candidate.known.nonces, send_queue, time.monotonic())):
@@ -409,7 +411,7 @@ class ShardJob:
             ):
                 self._lose(peer.rank, "its connection is closed")
             elif silent := self._silence_detector.exceeded(peer.heard):
-                self._lose(peer.rank, f"it has been silent for {silent:.1f} s")
+                self._lose(peer.rank, f"it was silent for {silent:.1f} s")
         self._tell_progress()
         for rank in [rank for rank, deadline in self._returning.items() if now > deadline]:
             del self._returning[rank]
@@ -454,12 +456,13 @@ class ShardJob:
             self._lose(owing[0], f"it {why}")
 
     def _lose(self, rank: int, why: str) -> None:
-        self._drop(rank)
+        sent = self.parts is not None and self._resent_round >= 0 and not self.parts.round_complete(self._resent_round)
+        self._drop(rank, why, goes_on=self._terms.elastic and not sent)
         waits = self.parts.waiting() if self.parts else []
         text = f"worker {rank} is lost: {why}" + "".join(f"\n  - {line}" for line in waits[:12])
         if not self._terms.elastic:
             self.fail(PeerLost(text))
-        elif self.parts is not None and self._resent_round >= 0 and not self.parts.round_complete(self._resent_round):
+        elif sent:
             self.fail(PeerLost(f"{text}\nothers may have sums with it from before this server was started anew"))
         else:
             logger.warning("%s; %d go on", text, self._terms.workers - len(self.lost | self.left))
@@ -467,14 +470,27 @@ class ShardJob:
                 logger.warning("what worker %d had pushed since the last snapshot is lost with it", rank)
             self._exclude(rank)
 
-    def _drop(self, rank: int) -> None:
+    def _drop(self, rank: int, why: str, *, goes_on: bool = True) -> None:
+        """Count worker ``rank`` as lost; tell it why and end both of its connections, as it may only be stopped."""
         self.lost.add(rank)
-        self._let_go(rank)
+        end = "the others go on without it" if goes_on else "the job has ended"
+        remedy = "start again from a checkpoint, with a longer --timeout if this worker was only stopped or slow"
+        text = f"server {self._terms.shard} dropped this worker because {why}; {end}: {remedy}"
+        self._why_dropped[rank] = text
+        peer = self._let_go(rank)
+        if peer is None or rank in self.done:
+            return
+        told = text.encode()[:60_000]
+        for route in peer.routes:  # on each before its end, whichever of them the worker reads first
+            self._hand_over(route, Header(FrameKind.FAIL, _flag(PeerLost(text)), size=len(told)), told)
+            if self._wire is not None:
+                self._wire.end(route, orderly=True)
 
-    def _let_go(self, rank: int) -> None:
+    def _let_go(self, rank: int) -> Peer | None:
         peer = self.peers.drop(rank)
         if peer is not None:
             self._stop_serving(peer)
+        return peer
 
     def _go_on_without(self, rank: int, since: int, step: int) -> None:
         """Exclude ``rank``, which the server before this one lost in round ``since``; its sender is in ``step``."""
@@ -487,7 +503,7 @@ class ShardJob:
         if not self._terms.elastic or first <= since:
             # Sums of repeated rounds may have been sent with its gradients, and would now be without.
             raise PeerLost(f"worker {rank} was lost in round {since}, and then this server, with sums of that round")
-        self._drop(rank)
+        self._drop(rank, "it was lost before this server was started anew")
         self._exclude(rank)
 
     def _exclude(self, rank: int) -> None:

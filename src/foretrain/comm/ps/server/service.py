@@ -155,9 +155,11 @@ class Service:
 
     def _closed(self, route: int, why: int | None) -> None:
         self._handshake.forget(route)
+        known = route in self._known
         self._known.discard(route)
         peer = self._job.peers.disconnect(route)
-        if why is not None and why < 0:
+        # A known worker is late only in closing its end.
+        if why is not None and why < 0 and not (known and why == Why.LATE):
             who = "a connection" if peer is None else f"a connection of worker {peer.rank}"
             self._count(Why(why).name.lower(), f"{who} was closed")
         # Half a worker is none: it makes both connections anew when it sees that one has closed.
