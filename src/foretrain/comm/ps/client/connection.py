@@ -6,8 +6,11 @@ It is made anew when it breaks, but messages in flight are lost with it, and so 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import socket
+import threading
 import time
 from collections.abc import Sequence
 from hmac import compare_digest
@@ -23,7 +26,15 @@ from foretrain.errors import ForetrainError, PeerLost
 logger = logging.getLogger("foretrain.comm.ps")
 
 _ANSWER_TIMEOUT: Final = 5.0
-"""Seconds that a server has to answer in a handshake."""
+"""Seconds that a server has to take connections, and to answer in a handshake, before another attempt."""
+_LOOKUP_WAIT: Final = 0.1
+"""Seconds that a first look-up of a host's name is waited for."""
+_UNRESOLVED, _UNREACHED, _UNANSWERED = (
+    "its host's name has no address: is it right, and does name resolution work?",
+    "was it started, and is it there?",
+    "it accepts connections and says nothing: is it a server of foretrain, and does it run?",
+)
+"""What the latest attempt to connect waits for."""
 _RETRY_INTERVAL: Final = 0.1
 """Seconds between two handshakes with a server that serves another job."""
 _REDIAL_INTERVALS: Final = (0.05, 1.0)
@@ -35,6 +46,30 @@ _HEARTBEAT_INTERVAL: Final = 1.0
 def client_wire() -> Wire:
     """Return a wire for connections to servers."""
     return Wire(LIMIT, HANDSHAKE_LIMIT)
+
+
+class _Lookup:
+    """Look-up of a host's address on a thread of its own, as the system's resolver has no deadline.
+
+    Attributes:
+        done: set once there is an answer.
+        address: the host's first address, in digits, and the port; None where the host is not known.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self.done = threading.Event()
+        self.address: tuple[str, int] | None = None
+        self._look(host, port, socket.AI_NUMERICHOST)
+        if self.address is None:
+            self.done.clear()
+            threading.Thread(target=self._look, args=(host, port), name="foretrain-lookup", daemon=True).start()
+            self.done.wait(_LOOKUP_WAIT)
+
+    def _look(self, host: str, port: int, flags: int = 0) -> None:
+        with contextlib.suppress(OSError, UnicodeError):  # the latter of a name that cannot be one
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+            self.address = str(found[0][4][0]), port
+        self.done.set()
 
 
 class Connection:
@@ -50,6 +85,7 @@ class Connection:
 
     Attributes:
         sessions: number of sessions so far.
+        missing: what the latest attempt to connect has not got, as a question to the user.
         busy: the server's reason to refuse this worker for now; None where it does not.
         heard: time of the last message that was read, s of the monotonic clock.
     """
@@ -58,6 +94,9 @@ class Connection:
         self.address, self.shard = address, shard
         self._wire, self._secret, self._job, self._rank = wire, secret, job.encode(), rank
         self.busy: str | None = None
+        self.missing = _UNRESOLVED
+        self._lookup: _Lookup | None = None
+        """Search for the server's address, before connections to it are begun."""
         self._enters = True
         """Whether handshakes may begin."""
         self._numbers: list[int | None] = [None, None]
@@ -65,7 +104,7 @@ class Connection:
         self._opened: set[int] = set()
         self._arrived: list[Arrival] = []
         self._retry_at = self._deadline = math.inf
-        """Times of the next attempt to connect, and until which the server must answer."""
+        """Times of the next attempt to connect, and until which the present one must get on."""
         self._pause = _REDIAL_INTERVALS[0]
         self._pending: tuple[bool, Handshake] | None = None
         """Handshake under way, and whether it is the second connection's."""
@@ -150,8 +189,20 @@ class Connection:
 
     def _dial(self) -> None:
         self._retry_at = math.inf
-        for lane in range(2):
-            self._numbers[lane] = self._wire.connect(*self.address, self._arrived.append)
+        self.missing = _UNRESOLVED
+        self._lookup = _Lookup(*self.address)
+        self._connect_if_found()
+
+    def _connect_if_found(self) -> None:
+        """Begin to connect once the server's address is found."""
+        if self._lookup is None or not self._lookup.done.is_set() or self.closed:
+            return
+        address, self._lookup = self._lookup.address, None
+        if address is not None:
+            self.missing = _UNREACHED
+            self._deadline = time.monotonic() + _ANSWER_TIMEOUT
+            for lane in range(2):
+                self._numbers[lane] = self._wire.connect(*address, self._arrived.append)
         if None in self._numbers:
             self._redial()
 
@@ -170,10 +221,12 @@ class Connection:
 
     def _watch(self) -> None:
         now = time.monotonic()
-        if now > self._retry_at and not self.closed:
+        if self._lookup is not None:
+            self._connect_if_found()
+        elif now > self._retry_at and not self.closed:
             self._dial()
         elif now > self._deadline:
-            # It is started, stopped, or overloaded: the owner decides how long to wait.
+            # It is being started, stopped, overloaded, or out of reach: the owner decides how long to wait.
             self._redial()
 
     def _change(self, arrival: Arrival) -> None:
@@ -187,7 +240,9 @@ class Connection:
             self._redial()
         elif arrival.header is None:
             self._opened.add(arrival.connection)
-            self._greet_if_open()
+            if len(self._opened) == 2:
+                self.missing, self._deadline = _UNANSWERED, math.inf
+                self._greet_if_open()
         elif arrival.header.kind is FrameKind.FAIL and self._first is not None:
             raise failure(arrival.header, arrival.payload)
         else:
@@ -290,8 +345,9 @@ class Links:
             if time.monotonic() > deadline:
                 if busy := [each.busy for each in missing if each.busy is not None]:
                     raise PeerLost(f"{busy[0]}; after {timeout:g} s: end that, or start servers for this one")
-                shown = ", ".join(f"{each.shard} at {each.address[0]}:{each.address[1]}" for each in missing)
-                raise PeerLost(f"no answer from server {shown} after {timeout:g} s: was it started, and is it there?")
+                # The others wait for their turn after it.
+                first = f"{missing[0].shard} at {missing[0].address[0]}:{missing[0].address[1]}"
+                raise PeerLost(f"no answer from server {first} after {timeout:g} s: {missing[0].missing}")
             missing[0].enter()
             self.poll(0.01)
             for connection in self.connections:
