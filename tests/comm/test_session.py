@@ -27,6 +27,7 @@ from foretrain.comm.bounded.guard import FIRST, ROUND
 from foretrain.comm.bounded.server import SummingServer
 from foretrain.comm.buffers import HostRounding, elements
 from foretrain.comm.coordinator.handshake import SECRET
+from foretrain.comm.observation import Ticks
 from foretrain.comm.rendezvous import free_port
 from foretrain.comm.session import Session
 from foretrain.errors import ConfigError, Disagreement, ForetrainError, PeerLost
@@ -107,6 +108,45 @@ def test_all_ranks_get_the_mean(ranks, schedule):
             np.testing.assert_array_equal(own, first)
             np.testing.assert_allclose(own, right, rtol=1e-5, atol=1e-5)
     assert set(threading.enumerate()) <= threads
+
+
+@pytest.mark.parametrize(("gradients", "computed"), [(2, 23), (1, 13)], ids=["all", "one"])
+def test_waiting_for_sums_is_not_observed_as_computation(monkeypatch, gradients, computed):
+    """Rank 0 computes 5 for each gradient and 3 in the second forward pass; then rank 1 lets it wait for 100."""
+    spent, asks, waits = [0, 0], threading.Event(), threading.Event()
+    monkeypatch.setattr("foretrain.comm.observation.ticks", lambda: Ticks(0, 0, *spent))
+
+    def spend(own, wall):
+        spent[:] = spent[0] + own, spent[1] + wall
+
+    def compute(session):
+        tasks, wait = session.declare(TENSORS[:2])[-gradients:], session._in_flight.wait
+
+        def announced(index):
+            if session.rank == 0 and asks.is_set():
+                asks.clear()
+                waits.set()
+            wait(index)
+
+        session._in_flight.wait = announced
+        for step in range(2):
+            if session.rank == 0 and step:
+                spend(3, 3)
+            session.begin_step()
+            if session.rank == 1:
+                assert waits.wait(60)
+                waits.clear()
+                spend(0, 100)
+            for task in tasks:
+                if session.rank == 0:
+                    spend(5, 5)
+                task.ready(np.ones(task.count, np.float32))
+            if session.rank == 0:
+                asks.set()
+            tasks[0].wait()
+        return session._observer._computed
+
+    assert on_ranks(2, compute, warmup=3)[0][2:] == (computed, computed)
 
 
 _WAYS = [(1, "ring"), (2, "halving_doubling"), (3, "ring"), (3, "transpose")]

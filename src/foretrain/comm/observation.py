@@ -116,7 +116,9 @@ class StepObserver:
         self._recent.add(number)
 
     def reduced(self) -> None:
-        """Note that gradients are summed now; further passes before step(), as of a closure, are another round."""
+        """Note that gradients are summed now, and nothing is computed until the next forward pass; further passes
+        before step(), as of a closure, are another round.
+        """
         if self._began is not None:
             self._computed = self._computed.plus(self._began, ticks())
             self._began = None

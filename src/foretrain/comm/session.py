@@ -461,6 +461,8 @@ class Session:
         if self._observer is not None:
             with self._exchange_lock:
                 self._observer.gradient(index, self.steps)
+                if not self._pending:
+                    self._end_computation()
         if landed is not None:
             with self._failing:
                 self.check()  # else a failure since would not find it
@@ -475,6 +477,8 @@ class Session:
         self._flush()
         with self._use_lock:
             if self._observer is not None and not self._forward:
+                with self._exchange_lock:
+                    self._end_computation()
                 # While steps are observed nothing of the forward pass may wait: its times would be the network's.
                 for each in range(len(self._tasks)):
                     if each not in self._pending:
@@ -498,12 +502,20 @@ class Session:
         """End an observed step: its backward pass is over, and a forward pass begins."""
         if self._forward or not self.steps or self._observer is None:
             return
+        with self._exchange_lock:
+            self._end_computation()
         self._forward = True
-        self._observer.reduced()
         self._observer.end_step()
         self._observer.begin_forward()
         if self._trace is not None:
             self._trace.begin_forward()
+
+    def _end_computation(self) -> None:
+        """Note that an observed step computes no more until its next forward pass: it only waits for sums. With the
+        exchange locked.
+        """
+        if self._observer is not None and self.steps and not self._forward:
+            self._observer.reduced()
 
     def _hand_over(self, index: int, used: bool) -> None:
         assert self._runtime is not None
