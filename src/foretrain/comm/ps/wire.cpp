@@ -46,6 +46,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "flights.h"
@@ -284,7 +285,8 @@ class Wire {
         std::shared_ptr<Served> made;
         if (shard) made.reset(new Served{shard, worker, epoch, number, main, aside, Outlet(credit, slice)});
         for (int64_t each : {main, aside})
-            if (Connection* c = find(each)) c->served = made;
+            if (Connection* c = find(each)) stop_serving(*c), c->served = made;
+        if (made && find(main)) served_[{shard.get(), worker}] = made;
     }
 
     // Takes a server's sums from here on.
@@ -500,7 +502,16 @@ class Wire {
         flush(c);
     }
 
+    void stop_serving(Connection& c) {
+        if (!c.served) return;
+        auto found = served_.find({c.served->shard.get(), c.served->worker});
+        // Its worker may be served on other connections by now.
+        if (found != served_.end() && found->second == c.served) served_.erase(found);
+        c.served = nullptr;
+    }
+
     void remove(Connection& c) {
+        stop_serving(c);
         if (c.slab >= 0) leave(c.slab);
         ::close(c.fd);
         connections_.erase(c.number);
@@ -686,13 +697,10 @@ class Wire {
     // Queues sums for those of their workers that are served.
     void deliver(const std::vector<Delivery>& found, const Shard& shard) {
         for (const Delivery& each : found) {
-            for (auto& one : connections_) {
-                const std::shared_ptr<Served>& served = one.second->served;
-                if (!served || served->worker != each.worker || served->shard.get() != &shard) continue;
-                served->outlet.put(shard.part(each.value.part)->urgency, each.value);
-                touch(served);
-                break;
-            }
+            auto served = served_.find({&shard, each.worker});
+            if (served == served_.end()) continue;
+            served->second->outlet.put(shard.part(each.value.part)->urgency, each.value);
+            touch(served->second);
         }
     }
 
@@ -1030,6 +1038,7 @@ class Wire {
     int poll_, listening_ = -1, watched_ = -1;
     int64_t patience_ = 5000000000, crowd_ = 0, numbers_ = 0, next_deadline_ = 0, current_ = -1;
     std::map<int64_t, std::unique_ptr<Connection>> connections_;
+    std::map<std::pair<const Shard*, int64_t>, std::shared_ptr<Served>> served_;    // by shard and worker
     std::map<int64_t, Slab> slabs_;
     std::vector<int64_t> dirty_, starved_;
     std::deque<Event> late_;
