@@ -33,7 +33,7 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
-from measure import finish, options, spread
+from measure import finish, machine, options, spread
 from rich.console import Console
 from rich.table import Table
 
@@ -120,7 +120,8 @@ class Found:
     """What has been measured so far.
 
     Attributes:
-        results: cells, with what `LabResult.to_dict` says of each.
+        results: cells, with what `LabResult.to_dict` says of each, and the date and machine of its measurement, which
+            old cells may lack.
         pushes: by rate, of one server's link or of this machine without shaping.
         sums: by type, how fast a server adds.
         steps: by schedule, iterations over links whose rate changes.
@@ -139,9 +140,9 @@ class Found:
 
 
 def quick() -> list[Cell]:
-    """One set-up of two workers and a server, one model, few iterations."""
+    """One set-up of two workers and a server, one model, no more samples of a schedule than a median needs."""
     schedules = "fifo", P3, "bytescheduler", "prophet"
-    return [Cell(Setup(2, 1, "1Gbps"), "resnet50", 1.0, 0.1, iterations=6, rounds=1, warmup=1, schedules=schedules)]
+    return [Cell(Setup(2, 1, "1Gbps"), "resnet50", 1.0, 0.1, iterations=15, rounds=1, warmup=1, schedules=schedules)]
 
 
 def full() -> list[Cell]:
@@ -180,7 +181,8 @@ def measured(cell: Cell, calibration: float, picture: Path | None = None) -> dic
     if picture is not None and cell.traced:
         runs = [one.runs[0] for name in ("fifo", "bytescheduler", "prophet") if (one := result.find(name)) and one.runs]
         picture.write_text(lanes_svg(runs, width=860, title=f"{cell.model} over {cell.setup}, measured"))
-    return result.to_dict()
+    here = machine()
+    return {"date": here["date"], "machine": f"{here['cores']} cores, {here['cpu']}", **result.to_dict()}
 
 
 def kept(file: Path | None) -> Found:

@@ -249,7 +249,8 @@ def gains() -> Iterator[tuple[str, str]]:
 
 
 def servers(measured: Mapping[str, Any]) -> str:
-    """Return what each schedule gains over fifo on real links, a table for each set-up."""
+    """Return what each schedule gains over fifo on real links, and when and where that was measured, a table for each
+    set-up."""
     cells = sorted(measured["details"]["cells"], key=lambda one: (one["setup"], one["cell"]["ratio"]))
     tables = []
     for setup, group in groupby(cells, key=lambda one: one["setup"]):
@@ -259,6 +260,7 @@ def servers(measured: Mapping[str, Any]) -> str:
             if len(rows) == 2:
                 names = [name for name in cases if name != "fifo"]
                 heads = ["model", "MB", "R", "fifo", *(f"`{name}`" for name in names), "T/T*", "idle", "error"]
+                heads.append("measured")
                 rows += [f"| {' | '.join(heads)} |", f"|---{'|--:' * (len(heads) - 1)}|"]
             fifo, prophet = cases["fifo"], cases["prophet"]
             gains = [f"{cases[name]['vs_fifo']:.2f}" if name in cases else "–" for name in names]
@@ -267,7 +269,8 @@ def servers(measured: Mapping[str, Any]) -> str:
             optimum = f"{1 + prophet['gap']:.2f}"
             error = f"{100 * prophet['forecast_error']:+.0f} %".replace("-", "−")
             what = [one["model"], size, f"{one['cell']['ratio']:g}", f"{fifo['median']:.2f} s"]
-            rows.append(f"| {' | '.join([*what, *gains, optimum, idle, error])} |")
+            measured_on = ", ".join(one[key] for key in ("date", "machine") if key in one) or "–"
+            rows.append(f"| {' | '.join([*what, *gains, optimum, idle, error, measured_on])} |")
         tables.append("\n".join(rows))
     return "\n\n".join(tables) + "\n"
 

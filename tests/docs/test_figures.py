@@ -1,5 +1,6 @@
 """The documentation's pictures, tables and command outputs are what the code says today, as are quoted numbers."""
 
+import json
 import re
 from pathlib import Path
 
@@ -35,6 +36,18 @@ def test_regenerating_gives_the_same_bytes():
     assert not stale, REMEDY
     new, old = ([row.split("|")[1:-1] for row in rows(text)[2:]] for text in overview)
     assert new == [[row[0], *(row[1 + place] for place in SEARCHED)] for row in old], REMEDY
+
+
+@pytest.mark.process  # as the one above, whose module it loads
+def test_the_table_of_servers_says_when_and_where_each_cell_was_measured():
+    figures = module_at(DOCS / "figures.py")
+    measured = json.loads(figures.SERVERS.read_text(encoding="utf-8"))
+    cells = sorted(measured["details"]["cells"], key=lambda one: (one["setup"], one["cell"]["ratio"]))
+    expected = [f"{one['date']}, {one['machine']}" for one in cells]
+    del cells[0]["date"], cells[0]["machine"]
+    expected[0] = "–"
+    table = [line for line in rows(figures.servers(measured)) if not line.startswith(("| model", "|--"))]
+    assert [line.split("|")[-2].strip() for line in table] == expected
 
 
 def rows(page: str) -> list[str]:
