@@ -7,9 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretrain.planner.search import Space, robust
+from foretrain.network import Cluster
+from foretrain.planner.search import Space, robust, tune
 from foretrain.schedule import POLICIES, spec
+from foretrain.simulation import simulate
+from foretrain.units import MILLISECOND
 from foretrain.workload import zoo
+from foretrain.workload.step import Gradient, Layer, Workload
 
 WORK = zoo("resnet50", device="V100")
 SPACES = {name: Space.of(spec(name), WORK, running=True) for name in POLICIES}
@@ -37,14 +41,44 @@ def test_neighbours_differ_in_one_knob_by_one_stride(name, seed, stride):
             assert 0 < apart[place] <= math.log(stride) + 0.2
 
 
-@pytest.mark.parametrize("name", ["partition", "credit"])
-def test_a_size_that_is_too_large_to_matter_moves_from_the_largest_that_does(name):
+@pytest.mark.parametrize(("name", "fuse"), [("partition", 0.0), ("partition", 4.0), ("credit", 0.0)])
+def test_a_size_that_is_too_large_to_matter_moves_from_the_largest_that_does(name, fuse):
     space = Space.of(spec("bytescheduler"), WORK)
     knob = next(knob for knob in space.free if knob.name == name)
-    most = space.limits(knob)[1]
-    far = [one.settings[name] for one in space.neighbours(space.at(**{name: 100 * most}), knob, 4.0)]
+    most = space.largest if name == "partition" and not fuse else space.total
+    far = [one.settings[name] for one in space.neighbours(space.at(**{name: 100 * most, "fuse": fuse}), knob, 4.0)]
     assert min(far) == pytest.approx(most / 4, rel=0.05)
     assert max(far) <= 1.1 * most
+
+
+@pytest.mark.parametrize(
+    ("schedule", "of_several"),
+    [
+        ("bytescheduler", True),
+        ("bytescheduler(fuse=0)", False),
+        ("bytescheduler(fuse=4)", True),
+        ("prophet(fuse=0)", False),
+        ("prophet", True),
+        ("pace", True),
+        ("p3", False),
+    ],
+)
+def test_a_partition_may_be_larger_than_the_largest_tensor_where_tensors_are_fused(schedule, of_several):
+    space = Space.of(spec(schedule), WORK)
+    knob = next(knob for knob in space.free if knob.name in ("partition", "slice"))
+    assert space.limits(knob)[1] == (space.total if of_several else space.largest)
+
+
+def test_the_search_finds_partitions_of_several_tensors():
+    """Forty equal layers, whose tensors are small beside what an operation costs."""
+    layers = tuple(Layer(f"layer{k}", MILLISECOND, 2 * MILLISECOND) for k in range(40))
+    gradients = tuple(Gradient(f"layer{k}.weight", 100_000, k, 2 * (40 - k) * MILLISECOND) for k in range(40))
+    work = Workload("alike", 1, layers, gradients)
+    place = Cluster(2, up=1e8, down=1e8, overhead=4 * MILLISECOND)
+    found = tune(work, place, "prophet")
+    assert found.settings["partition"] > 100_000
+    alone = simulate(work, place, spec("prophet(partition=100kB)"), trace=False)
+    assert simulate(work, place, found, trace=False).iteration_time < alone.iteration_time
 
 
 def test_knobs_that_are_set_are_kept():

@@ -66,6 +66,8 @@ _MOST_PARTS = 4096
 """Of all tensors: more cost their operations' start, tens of µs each, more than they can win."""
 _SHORTEST, _LONGEST = 100_000_000, 100_000_000_000
 """ps: cycles of fusion that are worth a try."""
+_FUSING = ("pace",)
+"""Policies that fuse tensors without a knob for it."""
 _STEP = math.log(2)
 """What one place in a grid is worth: a factor of 2."""
 
@@ -94,20 +96,31 @@ class Space:
         sizes = [gradient.size for gradient in workload.gradients]
         return cls(plan, free, max(sizes), sum(sizes))
 
-    def limits(self, knob: Knob) -> tuple[float, float]:
-        """Return the least and the largest value of ``knob`` that makes a difference."""
+    def limits(self, knob: Knob, at: Spec | None = None) -> tuple[float, float]:
+        """Return the least and the largest value of ``knob`` that makes a difference, at the other knobs of ``at``.
+
+        Without ``at`` they are those of the whole space.
+        """
         if knob.kind == "size":
-            # A partition larger than the largest tensor, or anything larger than all of them, changes nothing.
-            most = self.largest if knob.name in ("partition", "slice") else self.total
+            # Anything larger than all tensors changes nothing, nor does a partition larger than the largest tensor,
+            # unless tensors are fused: then a partition is the largest chunk of several.
+            alone = knob.name in ("partition", "slice") and not self._fuses(at)
+            most = self.largest if alone else self.total
             least = max(SMALLEST, self.total // _MOST_PARTS, knob.low)
             return float(least), float(min(max(most, 2 * least), knob.high))
         if knob.kind == "time":
             return float(max(_SHORTEST, knob.low)), float(min(_LONGEST, knob.high))
         return float(knob.low), float(knob.high)
 
-    def rounded(self, value: float, knob: Knob) -> float:
+    def _fuses(self, at: Spec | None) -> bool:
+        """Return whether ``at``, or without it any point of the space, sends several tensors in a chunk."""
+        if self.plan.name in _FUSING or (at is None and any(knob.name == "fuse" for knob in self.free)):
+            return True
+        return (at or self.plan).settings.get("fuse", 0) > 0
+
+    def rounded(self, value: float, knob: Knob, at: Spec | None = None) -> float:
         """Return ``value`` with two significant digits, within the limits."""
-        low, high = self.limits(knob)
+        low, high = self.limits(knob, at)
         value = max(min(value, high), low)
         if value > 0:
             value = round(value, 1 - math.floor(math.log10(value)))
@@ -127,27 +140,29 @@ class Space:
 
     def random(self, source: random.Random) -> Spec:
         """Return a random point, sizes and times by their logarithms."""
-        values = {}
+        values = {knob.name: source.choice(knob.grid) for knob in self.free if knob.grid}
+        at = self.at(**values)  # limits of sizes depend on it
         for knob in self.free:
-            if knob.grid:
-                values[knob.name] = source.choice(knob.grid)
-            else:
-                low, high = self.limits(knob)
-                values[knob.name] = self.rounded(math.exp(source.uniform(math.log(low), math.log(high))), knob)
-        return self.at(**values)
+            if not knob.grid:
+                low, high = self.limits(knob, at)
+                values[knob.name] = self.rounded(math.exp(source.uniform(math.log(low), math.log(high))), knob, at)
+        return self.at(**{knob.name: values[knob.name] for knob in self.free})
 
     def grid(self, points: int) -> list[Spec]:
         """Return all combinations of ``points`` sizes and times each, and of the values of grids."""
         found: list[dict[str, float]] = [{}]
-        for knob in self.free:
-            if knob.grid:
-                values = list(knob.grid)
-            else:
-                low, high = (math.log(limit) for limit in self.limits(knob))
-                steps = [low + (high - low) * k / max(1, points - 1) for k in range(points)]
-                values = sorted({self.rounded(math.exp(step), knob) for step in steps})
-            found = [{**each, knob.name: value} for each in found for value in values]
-        return [self.at(**each) for each in found]
+        for knob in sorted(self.free, key=lambda each: not each.grid):  # limits of sizes depend on values of grids
+            found = [
+                {**each, knob.name: value} for each in found for value in self._values(knob, self.at(**each), points)
+            ]
+        return [self.at(**{knob.name: each[knob.name] for knob in self.free}) for each in found]
+
+    def _values(self, knob: Knob, at: Spec, points: int) -> Sequence[float]:
+        if knob.grid:
+            return knob.grid
+        low, high = (math.log(limit) for limit in self.limits(knob, at))
+        steps = [low + (high - low) * k / max(1, points - 1) for k in range(points)]
+        return sorted({self.rounded(math.exp(step), knob, at) for step in steps})
 
     def neighbours(self, spec: Spec, knob: Knob, stride: float) -> list[Spec]:
         """Return ``spec`` with ``knob`` multiplied and divided by ``stride``, or one place up and down its grid.
@@ -159,9 +174,9 @@ class Space:
             here = _place(knob, value)
             near = [knob.grid[i] for i in (here - 1, here + 1) if 0 <= i < len(knob.grid)]
         else:
-            low, high = self.limits(knob)
+            low, high = self.limits(knob, spec)
             value = min(max(value, low), high)
-            near = [self.rounded(value * factor, knob) for factor in (stride, 1 / stride)]
+            near = [self.rounded(value * factor, knob, spec) for factor in (stride, 1 / stride)]
         return [Spec(spec.name, {**spec.knobs, knob.name: new}) for new in near if new != value]
 
 
