@@ -2,9 +2,11 @@ import random
 
 import pytest
 
+from foretrain.network import Cluster
 from foretrain.planner import search, tune
 from foretrain.schedule import POLICIES, Spec, spec
 from foretrain.simulation import simulate
+from foretrain.units import MICROSECOND, MILLISECOND
 from tests.scenario import layered, random_cluster, random_workload
 
 TUNABLE = [name for name, policy in POLICIES.items() if any(knob.tunable for knob in policy.knobs)]
@@ -76,6 +78,17 @@ def test_a_careful_search_leaves_knobs_that_need_exact_times():
         tried = []
         tune(workload, place, "prophet", careful=True, tried=tried)
         assert all(plan.settings["factor"] == 2.0 for plan, _ in tried)
+
+
+@pytest.mark.parametrize("name", ["p3", "bytescheduler", "prophet"])
+def test_a_careful_partition_is_worth_its_operation_twice(name):
+    tried, floor = [], 700 * MICROSECOND
+    where = Cluster(3, up=3.75e7, down=3.75e7, overhead=0, floor=floor)
+    workload = layered([MILLISECOND] * 12, [2 * MILLISECOND] * 12, [60_000] * 9 + [180_000] * 3)
+    tune(workload, where, name, careful=True, tried=tried)
+    sizes = [plan.settings.get("partition", plan.settings.get("slice")) for plan, _ in tried]
+    assert min(sizes) >= 0.95 * 2 * where.cost.breakeven > 36_000  # two significant digits
+    assert where.cost.time(where.cost.breakeven) == pytest.approx(floor, rel=1e-3)
 
 
 @pytest.mark.parametrize("knobs", [{}, {"partition": 100_000}, {"credit": 400_000}])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from foretrain.network import Cluster
 from foretrain.simulation import VirtualWorld, simulate
-from foretrain.simulation.parameter_server import ParameterServerCarrier
+from foretrain.simulation.parameter_server import ParameterServerCarrier, ShardLinks
 from foretrain.tasks import Chunk, Piece, Task
 from tests.scenario import layered
 
@@ -55,6 +55,16 @@ def test_a_task_larger_than_a_message_is_on_several_servers():
     assert pushed(where, [2 * SIZE]) == 4 * SIZE
 
 
+def test_a_message_is_for_one_part():
+    where = place(4, 2, message=SIZE)
+    links = ShardLinks(where.shards, [Task(0, "w0", 2 * SIZE + 64, 0)], SIZE)
+    third = 4288  # three even parts, of whole cache lines
+    found = list(links.cut(Piece(0, 100, 2 * SIZE - 100)))
+    assert [(piece.offset, piece.size) for piece in found] == [
+        *((100, third - 100), (third, third), (2 * third, 2 * SIZE - 2 * third)),
+    ]
+
+
 def test_beside_the_workers_one_of_them_sends_nothing():
     assert pushed(place(3, "colocated"), [SIZE]) == 2 * SIZE
     assert pushed(place(3, "colocated"), [SIZE] * 3) == pytest.approx(2 * SIZE, abs=3)
@@ -88,3 +98,11 @@ def test_one_message_at_a_time_leaves_other_servers_idle():
     schedule = "p3(slice=2kB)"
     sharded, even = (simulate(work, one, schedule).iteration_time for one in (where, replace(where, sharded=False)))
     assert sharded > 1.5 * even
+
+
+def test_a_partition_at_a_time_keeps_all_servers_busy():
+    work = layered((50, 50), (50, 50), (400_000, 400_000))
+    where = place(2, 2)
+    schedule = "bytescheduler(partition=400kB, credit=1KiB)"
+    sharded, even = (simulate(work, one, schedule).iteration_time for one in (where, replace(where, sharded=False)))
+    assert sharded == pytest.approx(even, rel=0.01)

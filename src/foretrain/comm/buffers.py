@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from foretrain.comm.ps.placement import Declaration, Declared, Dtype
 from foretrain.errors import ConfigError, unknown
+from foretrain.network.switch_cluster import MESSAGE
 from foretrain.tasks import Piece, Task
 
 NUMPY_TYPES: dict[Dtype, type[np.generic]] = {
@@ -189,6 +190,7 @@ class HostStaging(HostGradients):
         tasks: indexed by task.
         workers: N.
         job: its name on the servers.
+        limit: most bytes of a part.
     """
 
     def __init__(
@@ -199,10 +201,11 @@ class HostStaging(HostGradients):
         tasks: Sequence[Task],
         workers: int,
         job: str,
+        limit: int = MESSAGE,
     ) -> None:
         super().__init__(counts, dtypes, order)
         declared = (Declared(t.name, t.size, dtype, t.first_use) for t, dtype in zip(tasks, dtypes, strict=True))
-        self.declaration = Declaration(tuple(declared), workers, job)
+        self.declaration = Declaration(tuple(declared), workers, job, limit)
         self._received = [flat.view(np.uint8).data for flat in self.flat]
         self._sent: dict[int, list[memoryview]] = {}
         self._free: list[list[memoryview]] = []

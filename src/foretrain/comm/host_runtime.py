@@ -36,6 +36,7 @@ from foretrain.comm.rendezvous import connect_collectives, connect_ranks
 from foretrain.comm.runtime_plan import RuntimePlan, runtime_plan
 from foretrain.errors import ConfigError
 from foretrain.network import Cluster
+from foretrain.network.shards import part_limit
 from foretrain.schedule import CostModel, Job, Spec
 from foretrain.units import NANOSECOND
 
@@ -198,7 +199,8 @@ class HostRuntime:
         if context.options.server is not None:
             servers = self._servers or self._establish()
             ranks = self._control.ranks
-            staging = HostStaging(self._counts, self._dtypes, order, plan.job.tasks, ranks, self._job)
+            limit = part_limit(plan.schedule.settings, len(servers.connections))
+            staging = HostStaging(self._counts, self._dtypes, order, plan.job.tasks, ranks, self._job, limit)
             self.gradients = staging
             self.executor, self.exchange = served_exchange(context, plan, staging, servers, self._epoch, self._landed)
             self._epoch += 1

@@ -81,20 +81,22 @@ class Space:
         free: the others that are tunable.
         largest: bytes of the largest tensor.
         total: bytes of all.
+        least: bytes of a partition, at least.
     """
 
     plan: Spec
     free: tuple[Knob, ...]
     largest: int
     total: int
+    least: int = SMALLEST
 
     @classmethod
-    def of(cls, plan: Spec, workload: Workload, *, running: bool = False) -> Space:
+    def of(cls, plan: Spec, workload: Workload, *, running: bool = False, least: int = SMALLEST) -> Space:
         """Return the space for ``workload``; for a ``running`` job with the knobs that matter only under noise."""
         known = POLICIES[plan.name].knobs
         free = tuple(k for k in known if (k.tunable or (running and k.noisy)) and k.name not in plan.knobs)
         sizes = [gradient.size for gradient in workload.gradients]
-        return cls(plan, free, max(sizes), sum(sizes))
+        return cls(plan, free, max(sizes), sum(sizes), max(SMALLEST, least))
 
     def limits(self, knob: Knob, at: Spec | None = None) -> tuple[float, float]:
         """Return the least and the largest value of ``knob`` that makes a difference, at the other knobs of ``at``.
@@ -106,7 +108,7 @@ class Space:
             # unless tensors are fused: then a partition is the largest chunk of several.
             alone = knob.name in ("partition", "slice") and not self._fuses(at)
             most = self.largest if alone else self.total
-            least = max(SMALLEST, self.total // _MOST_PARTS, knob.low)
+            least = max(self.least, self.total // _MOST_PARTS, knob.low)
             return float(least), float(min(max(most, 2 * least), knob.high))
         if knob.kind == "time":
             return float(max(_SHORTEST, knob.low)), float(min(_LONGEST, knob.high))
@@ -206,6 +208,10 @@ _ENOUGH = 2e-4
 """A gap to T* that is not worth another evaluation, and a gain that is not worth moving away for."""
 
 _CAREFUL = 0.01
+_WORTH = 2
+"""Bytes of a careful partition, at least, over those below which an operation costs more than what it carries. The cost
+model hides an operation's least time behind its bytes. Hosts do not that are as busy with operations as their links are
+with bytes: at 0.8 times, three of them on two cores took a third longer than forecast."""
 _FLIGHTS = 3
 """Partitions in a careful window. Collectives under way together share the link instead of queueing for it, so two end
 at nearly the same moment, and the link idles until what they make room for is ordered; a third one bridges that."""
@@ -240,12 +246,13 @@ def tune(
         tried: to which all that was simulated is appended, with its iteration time.
     """
     place, plan = cluster(where), spec(schedule)
-    space = Space.of(plan, workload)
+    job = job_on(workload, place)
+    space = _space(plan, workload, job, careful)
     if not space.free:
         return plan
     search = _Search(forecast or forecaster(workload, place), evaluations, _CAREFUL if careful else _ENOUGH)
     search.good = max(good, int(bound(workload, place).time * (1 + search.worth)))
-    analytic = _analytic(space, job_on(workload, place), _FLIGHTS if careful else 2)
+    analytic = _analytic(space, job, _FLIGHTS if careful else 2)
     best = search.better(analytic, plan) if careful else search.better(plan, analytic)
     moving = [knob for knob in space.free if not (careful and knob.exact)]
     for stride in _STRIDES:
@@ -267,8 +274,12 @@ def tune(
 
 def start(workload: Workload, where: str | Place, schedule: str | Spec, *, careful: bool = False) -> Spec:
     """Return ``schedule`` with its open knobs at the analytic starting point of `tune`."""
-    space = Space.of(spec(schedule), workload)
-    return _analytic(space, job_on(workload, cluster(where)), _FLIGHTS if careful else 2)
+    job = job_on(workload, cluster(where))
+    return _analytic(_space(spec(schedule), workload, job, careful), job, _FLIGHTS if careful else 2)
+
+
+def _space(plan: Spec, workload: Workload, job: Job, careful: bool) -> Space:
+    return Space.of(plan, workload, least=_WORTH * job.cost.breakeven if careful else SMALLEST)
 
 
 def forecaster(workload: Workload, place: Place) -> Callable[[Spec], Time]:

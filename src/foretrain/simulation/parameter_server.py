@@ -69,7 +69,7 @@ class ParameterServerCarrier:
         self._tasks, self._landed, self._timeline, self._label = tasks, landed, timeline, label
         shared = self._push.pipe == self._pull.pipe
         self._lanes = SharedLink(2).lanes if shared else (ExclusiveLink(), ExclusiveLink())
-        self._shards = None if shards is None else ShardLinks(shards, [task.size for task in tasks], message)
+        self._shards = None if shards is None else ShardLinks(shards, tasks, message)
         self._left = [task.size for task in tasks]
         self._queue: list[tuple[int, int, _Answer]] = []
         self._count = self._handed = 0
@@ -91,7 +91,8 @@ class ParameterServerCarrier:
                 overhead = 0
             return
 
-        messages = [part for piece in chunk.pieces for part in _messages(piece, self._message)]
+        cut = partial(_messages, most=self._message) if self._shards is None else self._shards.cut
+        messages = [part for piece in chunk.pieces for part in cut(piece)]
         for place, part in enumerate(messages):
             last = place + 1 == len(messages)
             # One operation, however it is cut: the first message costs what any does, the last what the least does.
@@ -185,20 +186,29 @@ class ShardLinks:
 
     Args:
         shards: their number and rates.
-        sizes: of the tasks, bytes.
+        tasks: indexed by task.
         limit: most bytes of a part.
     """
 
-    def __init__(self, shards: Shards, sizes: Sequence[int], limit: int) -> None:
-        parts = [(task, *part) for task, size in enumerate(sizes) for part in split(size, limit)]
-        homes = balance([size for _, _, size in parts], shards.number)
-        self._starts: list[list[int]] = [[] for _ in sizes]
-        self._homes: list[list[int]] = [[] for _ in sizes]
+    def __init__(self, shards: Shards, tasks: Sequence[Task], limit: int) -> None:
+        parts = [(task, *part) for task in tasks for part in split(task.size, limit)]
+        homes = balance([size for _, _, size in parts], [task.first_use for task, _, _ in parts], shards.number)
+        self._starts: list[list[int]] = [[] for _ in tasks]
+        self._homes: list[list[int]] = [[] for _ in tasks]
         for (task, offset, _), home in zip(parts, homes, strict=True):
-            self._starts[task].append(offset)
-            self._homes[task].append(home)
+            self._starts[task.index].append(offset)
+            self._homes[task.index].append(home)
         self._costs = shards.push, shards.pull
         self._links = tuple(tuple(ExclusiveLink() for _ in range(shards.number)) for _ in self._costs)
+
+    def cut(self, piece: Piece) -> Iterator[Piece]:
+        """Yield the messages in which ``piece`` is pushed: a message is for one part."""
+        starts, at, end = self._starts[piece.task], piece.offset, piece.offset + piece.size
+        while at < end:
+            part = bisect_right(starts, at)
+            until = min(end, starts[part]) if part < len(starts) else end
+            yield Piece(piece.task, at, until - at)
+            at = until
 
     def send(self, way: int, piece: Piece, world: VirtualWorld, out: Out) -> None:
         """Send ``piece`` over the link of the server that has its first byte."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from foretrain.engine import Decision
 from foretrain.errors import ConfigError
 from foretrain.files import write_json
 from foretrain.network import Cluster, cluster
+from foretrain.network.shards import part_limit
 from foretrain.schedule import Bound, Job, Spec, spec
 from foretrain.schedule import bound as bound_of
 from foretrain.schedule.script import Written, of_step, write
@@ -150,7 +151,8 @@ def simulate(
     policy = plan.build(work)
     timeline = Timeline() if trace else None
     carrier = carrier_on(
-        place, work, lambda task: replay.landed(task), timeline, lambda chunk: label_of(chunk, work, replay)
+        *(place, work, lambda task: replay.landed(task), timeline, lambda chunk: label_of(chunk, work, replay)),
+        knobs=plan.settings if isinstance(plan, Spec) else {},
     )
     world, served = VirtualWorld(carrier), isinstance(carrier, ParameterServerCarrier)
     replay = TrainingLoop(workload, work, policy, world, policy.warmup + steps, timeline, served=served)
@@ -184,8 +186,13 @@ def carrier_on(
     landed: Callable[[int], None],
     timeline: Timeline | None = None,
     label: Label = lambda _: ("", 0),
+    *,
+    knobs: Mapping[str, float] | None = None,
 ) -> ChunkCarrier:
-    """Return the carrier of chunks on ``place``; over a parameter server it says itself what has ``landed``."""
+    """Return the carrier of chunks on ``place``; over a parameter server it says itself what has ``landed``.
+
+    Servers place tensors by the policy's ``knobs``.
+    """
     if not isinstance(place, Cluster):
         from foretrain.simulation.links import Operations
 
@@ -193,5 +200,7 @@ def carrier_on(
     routes = place.routes()
     if place.exchange == "all_reduce":
         return Pipes(routes, timeline, label)
-    costs = {"message": place.message, "ends": ends(place), "shards": place.shards}
+    shards = place.shards
+    message = place.message if shards is None else part_limit(knobs or {}, shards.number, place.message)
+    costs = {"message": message, "ends": ends(place), "shards": shards}
     return ParameterServerCarrier(routes, work.tasks, landed, timeline, label, **costs)

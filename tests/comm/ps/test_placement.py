@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from foretrain.comm.ps.frames import Malformed
 from foretrain.comm.ps.placement import Declaration, Declared, Placement
 from foretrain.errors import ConfigError
+from foretrain.network.shards import part_limit
+from foretrain.network.switch_cluster import MESSAGE
 from foretrain.tasks import Piece
 
 sizes = st.lists(st.integers(1, 5000).map(lambda size: 4 * size), min_size=1, max_size=12)
@@ -38,6 +40,25 @@ def test_shards_are_balanced(sizes, shards):
     loads = [sum(part.size for part in placement.parts if part.shard == shard) for shard in range(shards)]
     largest = max(part.size for part in placement.parts)
     assert max(loads) <= sum(loads) / shards + largest
+
+
+@given(sizes, st.integers(1, 5), st.data())
+def test_shards_are_balanced_over_whatever_is_pushed_together(sizes, shards, data):
+    placement = Placement(declaration(sizes), shards)
+    first = data.draw(st.integers(0, len(placement.parts) - 1))
+    together = placement.parts[first : data.draw(st.integers(first + 1, len(placement.parts)))]
+    loads = [sum(part.size for part in together if part.shard == shard) for shard in range(shards)]
+    largest = max(part.size for part in placement.parts)
+    assert max(loads) <= min(loads) + 2 * largest
+
+
+def test_a_partition_is_on_all_shards():
+    assert part_limit({"partition": 400_000}, 2) == 200_000
+    assert part_limit({"partition": 400_000}, 1) == MESSAGE
+    assert part_limit({"slice": 400_000}, 2) == MESSAGE // 2
+    assert part_limit({"partition": 4_000_000}, 2) == part_limit({"partition": 1 << 34}, 16) == MESSAGE
+    assert part_limit({"partition": 1000}, 2) == 64 << 10
+    assert part_limit({}, 4, message=1 << 30) == (1 << 30) // 4
 
 
 def test_a_declaration_is_read_as_it_was_written():

@@ -157,7 +157,8 @@ class Placement:
             for task, declared in enumerate(declaration.tasks)
             for offset, size in split(declared.size, declaration.limit)
         ]
-        homes = balance([part.size for part in whole], shards)
+        urgencies = [declaration.tasks[part.task].urgency for part in whole]
+        homes = balance([part.size for part in whole], urgencies, shards)
         self.parts = tuple(
             part._replace(number=number, shard=home)
             for number, (part, home) in enumerate(zip(whole, homes, strict=True))

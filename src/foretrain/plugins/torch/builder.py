@@ -21,7 +21,7 @@ from foretrain.comm.coordinator.link import Link
 from foretrain.comm.coordinator.protocol import TunableExchange
 from foretrain.comm.exchange import RuntimeContext, coordinated_exchange, served_exchange
 from foretrain.comm.runtime_plan import RuntimePlan, replayed_order
-from foretrain.network.switch_cluster import MESSAGE
+from foretrain.network.shards import part_limit
 from foretrain.plugins.torch.deferred_optimizer import DeferredOptimizer, step_subset
 from foretrain.plugins.torch.gradient_buffer import GradientBuffer, Rounding, wire_dtype
 from foretrain.plugins.torch.gradient_dispatcher import GradientDispatcher
@@ -167,7 +167,7 @@ def assemble_served(
         epoch: declarations of the job before this one.
         remote: the optimizers, if servers run them; None runs them here.
     """
-    from foretrain.plugins.torch.ps.remote_optimizer import RemoteDispatcher, part_limit
+    from foretrain.plugins.torch.ps.remote_optimizer import RemoteDispatcher, updated_part_limit
     from foretrain.plugins.torch.ps.staging import Staging
 
     options, job, ranks = context.options, plan.job, context.control.ranks
@@ -181,7 +181,7 @@ def assemble_served(
             ranks,
             name,
             device_streams,
-            part_limit(plan.schedule) if remote else MESSAGE,
+            (updated_part_limit if remote else part_limit)(plan.schedule.settings, len(links.connections)),
             remote.optimized if remote else None,
         )
         updates = DeferredOptimizer(

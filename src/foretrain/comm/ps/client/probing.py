@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
-from typing import Final
+from typing import Any, Final
 
 from foretrain.comm.coordinator.addresses import local_address, resolved
 from foretrain.comm.ps.client.connection import Connection, Links, failure
@@ -169,9 +169,9 @@ def served_cluster(cost: CostModel, workers: int, servers: int, *, beside: bool 
     Servers ``beside`` the workers share their links: what is measured is one byte up and one down, over the same wire.
     """
     rate = 1 / max(cost.per_byte / (1 << COST_SHIFT) / SECOND, 1e-15)
-    latency, overhead = cost.latency // 2, cost.overhead
+    where: dict[str, Any] = {"workers": workers, "latency": cost.latency // 2, "sharded": servers > 1}
     if beside:
         link = 2 * rate * (workers - 1) / workers
-        return Cluster(workers, up=link, down=link, latency=latency, overhead=overhead // 2, exchange="ps_colocated")
-    shared = {"servers": servers, "server_rate": rate * workers / servers}
-    return Cluster(workers, up=rate, down=rate, latency=latency, overhead=overhead, exchange="ps", **shared)
+        return Cluster(**where, up=link, down=link, overhead=cost.overhead // 2, exchange="ps_colocated")
+    served = {"servers": servers, "server_rate": rate * workers / servers}
+    return Cluster(**where, up=rate, down=rate, overhead=cost.overhead, exchange="ps", **served)

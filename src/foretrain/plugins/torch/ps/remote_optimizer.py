@@ -9,7 +9,7 @@ state_dict(), close() ─ `RemoteOptimizer.collect`: the state comes back
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -27,7 +27,6 @@ from foretrain.plugins.torch.gradient_buffer import GradientBuffer
 from foretrain.plugins.torch.gradient_dispatcher import GradientDispatcher, GradientLocation
 from foretrain.plugins.torch.optimizers import OptimizerHooks
 from foretrain.plugins.torch.ps.server.parameter_store import SCALARS, PartState, contents, decode, encode
-from foretrain.schedule import Spec
 
 _MIN_PART: Final = 256 << 10
 """Least bytes of a part: an optimizer's call takes 0.1 ms, in which it could have updated as many."""
@@ -59,10 +58,10 @@ def refuse(optimizers: Sequence[optim.Optimizer], model: nn.Module) -> None:
         _settings(optimizer)
 
 
-def part_limit(schedule: Spec) -> int:
-    """Return the bytes of a part: as the policy cuts tensors, so that each piece is updated and returned alone."""
-    knobs = schedule.settings
-    cut = knobs.get("slice", knobs.get("partition", _MAX_PART))
+def updated_part_limit(knobs: Mapping[str, float], shards: int) -> int:
+    """Return the most bytes of a part: as a policy with these ``knobs`` cuts tensors, or less, where each of its pieces
+    is to be on all of ``shards``. So each is updated and returned alone."""
+    cut = knobs["slice"] if "slice" in knobs else knobs.get("partition", _MAX_PART) / shards
     return int(min(max(cut, _MIN_PART), _MAX_PART))
 
 
