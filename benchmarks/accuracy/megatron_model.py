@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
 import float8_layers
@@ -118,6 +119,24 @@ def fuse() -> None:
         globals()[function.__name__] = torch.compile(function)
 
 
+def has_softmax_kernel(batch: int, heads: int, length: int) -> bool:
+    """Return whether Megatron's kernel of the softmax takes these shapes: at most 2,048 keys, and four heads at once
+    (``attn_batch_size % 4`` in its FusedScaleMaskSoftmax)."""
+    return length <= 2048 and length % 4 == batch * heads % 4 == 0
+
+
+def plain_scores_to_shares(scores: Tensor, scale: float) -> Tensor:
+    """Return what `scores_to_shares` does, operator by operator in float32, as Megatron where its kernel cannot."""
+    later = _later(scores.shape[-1], scores.device)
+    return (scores.float() * scale).masked_fill_(later, -10000.0).softmax(-1).to(scores.dtype)
+
+
+@cache
+def _later(length: int, device: torch.device) -> Tensor:
+    """Whether a key comes after a query: (queries, keys)."""
+    return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
+
+
 class Norm(nn.Module):
     def __init__(self, split: Split, shape: Shape) -> None:
         super().__init__()
@@ -146,7 +165,8 @@ class Attention(nn.Module):
         """Mixes values: (sequence, batch, heads, head) each."""
         length, batch, heads, head = q.shape
         q, k, v = (part.flatten(1, 2).transpose(0, 1) for part in (q, k, v))
-        shares = scores_to_shares(torch.bmm(q, k.transpose(1, 2)), head**-0.5)
+        share = scores_to_shares if has_softmax_kernel(batch, heads, length) else plain_scores_to_shares
+        shares = share(torch.bmm(q, k.transpose(1, 2)), head**-0.5)
         if self.way.dropout:
             shares = functional.dropout(shares, self.way.dropout)
         return torch.bmm(shares, v).transpose(0, 1).reshape(length, batch, heads * head)

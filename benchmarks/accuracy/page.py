@@ -11,17 +11,19 @@ from pathlib import Path
 from factors import ANCHORS, HOST_ANCHORS
 from measure import machine
 from row_outcome import ROOM, Outcome
-from rows import DATA, Row, read
+from rows import COMPUTED, DATA, Row, read
 from summary import (
     CONTRIBUTORS_HEAD,
     FITTED,
     HEAD,
     LAYOUTS_HEAD,
+    computed,
     contributors,
     families,
     is_fsdp,
     layouts,
     mean_absolute,
+    measurements,
     rankings,
 )
 from trust import FOLDS_HEAD, PROVENANCE_HEAD, by_provenance, folds, held, miss, width
@@ -51,14 +53,35 @@ real GPU, reports 2.9 % and 8.5 % for runs of this kind. All runs: mean {all_err
 {rankings}
 ## Which way forecasts lean
 
-Where errors of a kind of run have one sign, forecasts lack something. Pipelines of many micro-batches come out short
-where the host is the bound, although each stage loads each micro-batch here as Megatron does; so does tensor
-parallelism over 8 GPUs, where a layer of a micro-batch of one sequence took 5 ms, and over 2 or 4 at most 4.2 ms.
-Context parallelism within a server took longer than is explained here: the excess grows with the steps of the ring, 7 s
-for 3 of them and 17 s for 7, and neither kernels nor messages nor memory account for it; across servers, where the same
-code runs, forecasts are right to a few percent.
+Where errors of a kind of run have one sign, forecasts lack something.
+
+Context parallelism within a server took longer than is explained here. Both runs have the same tokens on each GPU and
+differ only in the steps of the ring, 3 and 7: each further step took 7.3 s, or 228 ms for each layer, and without steps
+8.7 s would be left, where 8.4 are forecast. The forecast of a step is 154 ms: twice 29 ms for half a block of attention
+forward, as layers are recomputed; 84 ms for it backward; and 12 ms for messages, which in a compiled graph nothing
+hides, merges in float32 and copies. PyTorch's source does just that: its forward and its backward pass halve the
+blocks. The missing 74 ms are little less than whole blocks would add to the backward pass, 84 ms, but the same code's
+runs across servers have no room for them: there one step took 33 s more, where 29 are forecast and whole blocks would
+make it 38, and the next two 45 s, where 46 are forecast.
+
+Four runs of vTrain's model of 39 billion parameters on 512 GPUs split layers over 2 GPUs, and took 32 to 63 % longer
+than forecast. It is not the layout: the model of 175 billion, split so over as many GPUs, took 57 s with micro-batches
+of 2, and 54 to 59 s split otherwise.
 
 {layouts}
+
+## Runs that another model computed
+
+vTrain's table of runs on one server (vtrain-single) is published as measured, but it is a model's output. Where two of
+its runs without a pipeline differ in their data-parallel ranks alone, their times differ by what two entries of
+vTrain's table of all-reduces differ by, to the nanosecond in all 560 pairs, whatever the micro-batch; and where
+gradients exceed 1 GiB, the end of that table, by what the formula of vTrain's predictor makes of the last entry: less
+time for more ranks. So these runs say how far two models are apart, and do not count above or below, but for what has
+not been fitted anew without them: what a launch costs the host under Megatron-DeepSpeed, and its range on one server.
+
+{computed}
+
+{computed_layouts}
 
 ## How sure forecasts are
 
@@ -215,8 +238,8 @@ def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, flo
     from foretrain.device import preset
     from foretrain.device.gpu import HOST_LAUNCH, host_launch, stack_factor
 
-    good = [one for one in found if one.predicted is not None]
-    possible = Counter(row.family for row in read(DATA)[0])
+    good, others = measurements(found), computed(found)
+    possible = Counter(row.family for row in read(DATA)[0] if row.family not in COMPUTED)
     done = Counter(one.family for one in good)
     missing = ", ".join(
         f"{done[family]} of {count} of {family}" for family, count in possible.items() if done[family] < count
@@ -245,6 +268,8 @@ def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, flo
         missing=missing,
         families=table(HEAD, families(good)),
         layouts=table(LAYOUTS_HEAD, layouts(good, rows)),
+        computed=table(HEAD, families(others)),
+        computed_layouts=table(LAYOUTS_HEAD, layouts(others, rows)),
         rankings=f"{RANKINGS}\n\n{table(('model, GPUs', 'Spearman'), ranked)}\n" if ranked else "",
         factors=table(("framework, GPU", "factor", "fitted on"), factors),
         rows=_table(shown, rows),

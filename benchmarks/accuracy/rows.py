@@ -135,6 +135,16 @@ RATES = {
 UNPUBLISHED_NETWORK = ("not stated", "not stated (Meta cluster)", "not stated (H100 cluster)")
 
 
+COMPUTED = frozenset({"vtrain-single"})
+"""Families whose published times are what another model computed, though published as measured.
+
+Two runs of vTrain's table of one server without a pipeline that differ in their data-parallel ranks alone differ by
+what two entries of its table of all-reduces differ by, to the nanosecond in all 560 pairs, whatever the micro-batch;
+and where gradients exceed 1 GiB, by what its predictor's formula makes of the last entry, less time for more ranks.
+(github.com/VIA-Research/vTrain@f8dda8473a: data/ground_truth_single.csv, trace/a100, src/predictor.py.)
+"""
+
+
 class _Cannot(Exception):
     """Why no script repeats a row."""
 

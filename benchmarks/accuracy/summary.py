@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from factors import ANCHORS, HOST_ANCHORS
 from row_outcome import Outcome
-from rows import Row
+from rows import COMPUTED, Row
 
 FITTED = {name for names in (*ANCHORS.values(), *HOST_ANCHORS.values()) for name in names}
 """Rows that a constant was fitted on, whose errors are small for that reason too."""
@@ -25,6 +25,16 @@ def spearman(first: Sequence[float], second: Sequence[float]) -> float:
     from scipy.stats import spearmanr
 
     return float(spearmanr(first, second).statistic)
+
+
+def measurements(found: Sequence[Outcome]) -> list[Outcome]:
+    """Those of ``found`` that have a forecast and whose times were measured."""
+    return [one for one in found if one.predicted is not None and one.family not in COMPUTED]
+
+
+def computed(found: Sequence[Outcome]) -> list[Outcome]:
+    """Those of ``found`` that have a forecast and whose times another model computed."""
+    return [one for one in found if one.predicted is not None and one.family in COMPUTED]
 
 
 def rankings(found: Sequence[Outcome]) -> dict[str, float]:
@@ -112,9 +122,13 @@ def report(found: Sequence[Outcome], rows: dict[str, Row]) -> dict[str, float]:
     """Prints the table of families; returns the keys of the last line."""
     from trust import FEW, FOLDS_HEAD, PROVENANCE_HEAD, by_provenance, coverage, folds, notation
 
-    good = [one for one in found if one.predicted is not None]
+    good = measurements(found)
     show([list(HEAD), *families(good)])
     show([list(LAYOUTS_HEAD), *layouts(good, rows)])
+    if others := computed(found):
+        print("\ncomputed by another model, and not counted below:")
+        show([list(HEAD), *families(others)])
+        show([list(LAYOUTS_HEAD), *layouts(others, rows)])
     failed = [one for one in found if one.failure]
     for one in failed:
         print(f"no forecast of {one.id}: {one.failure}")

@@ -94,9 +94,10 @@ def test_intervals_hold_what_they_promise(accuracy):
     """
     import trust
     from scipy.stats import binomtest
+    from summary import measurements
 
     rows = accuracy.read()[0]
-    found = [one for one in accuracy.kept.current(rows, accuracy.kept.load()).values() if one.predicted]
+    found = measurements([*accuracy.kept.current(rows, accuracy.kept.load()).values()])
     apart = [one for here, rest in trust.apart(found) for one in trust.held_by_others(here, rest)]
     families = {one.family for one in found} | {trust.group(one) for one in found}
 

@@ -1,7 +1,9 @@
 """Every published row is a command that its script takes, with sizes that divide, or is left out for a reason."""
 
+import csv
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
+from itertools import combinations
 
 import pytest
 
@@ -55,13 +57,28 @@ def test_a_row_is_what_was_published(read):
 
 def test_published_rates_are_those_of_the_tokens_counted(read):
     """Two columns agree, tokens per second and GPU, and seconds a step: the step has the sizes that we think."""
-    import csv
-
     with (ACCURACY / "groundtruth-train.csv").open(encoding="utf-8", newline="") as file:
         published = {row["id"]: row["tokens_per_s_per_gpu"] for row in csv.DictReader(file)}
     apart = [row.id for row in read[0] if published[row.id] and abs(row.rate / float(published[row.id]) - 1) > 0.01]
 
     assert apart == []
+
+
+def test_vtrains_times_on_one_server_are_sums():
+    """More data-parallel ranks add the same to all micro-batches, to 20 us of up to 2 s: nobody measured that."""
+    times, gaps = defaultdict(dict), defaultdict(list)
+    with (ACCURACY / "groundtruth-train.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["family"] == "vtrain-single" and row["pp"] == "1":
+                rounds = int(row["global_batch"]) // int(row["dp"])
+                times[row["model"], row["tp"], row["micro_batch"], rounds][row["dp"]] = float(row["iter_time_s"])
+    for (model, tensor, _, _), found in times.items():
+        for few, many in combinations(sorted(found), 2):
+            gaps[model, tensor, few, many].append(found[many] - found[few])
+    several = [gap for gap in gaps.values() if len(gap) > 1]
+
+    assert len(several) > 20
+    assert all(max(gap) - min(gap) < 2e-5 for gap in several)
 
 
 def test_clusters_hold_the_ranks(read):
