@@ -37,6 +37,15 @@ def test_every_page_is_in_one_table_of_contents():
     assert sorted(everything) == sorted(path for path in PAGES if path != DOCS / "index.md")
 
 
+def test_no_page_has_the_name_of_one_that_sphinx_writes():
+    assert not {path.relative_to(DOCS).as_posix() for path in PAGES} & {"search.md", "genindex.md", "py-modindex.md"}
+
+
+def test_notes_and_warnings_between_colons_are_rendered():
+    assert any(":::{" in text for text in TEXTS.values())
+    assert '"colon_fence"' in (DOCS / "conf.py").read_text(encoding="utf-8")
+
+
 def test_tables_of_contents_of_the_first_page_have_captions():
     captions = re.findall(r":caption: (\w+)", TEXTS[DOCS / "index.md"])
     assert captions == ["Start", "Guides", "Concepts", "Reference", "Results", "Contributing"]
