@@ -57,8 +57,8 @@ class SearchOptions:
     cannot be the best are recognised early. An interrupted search goes on when it is started again.
 
     Attributes:
-        space: values and conditions of the script's arguments (docs/search.md): a .toml or .py file; or torchtitan,
-            megatron.
+        space: values and conditions of the script's arguments (docs/recipe-search.md): a .toml or .py file; or
+            torchtitan, megatron.
         cluster: as of foretrain simulate, e.g. dgx-h100:8.
         device: the cluster's GPUs, e.g. A100, or a file written by foretrain calibrate.
         fault: as of foretrain simulate: worse links and GPUs, e.g. link:leaf3-spine1=10%, gpu:s0.gpu3=80%.

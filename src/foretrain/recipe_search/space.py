@@ -248,7 +248,7 @@ def _converted(table: dict[str, Any], where: str) -> SpaceFile:
         file = msgspec.convert(table, SpaceFile)
     except msgspec.ValidationError as error:
         raise ConfigError(
-            "space", where, f"does not suit: {error}", "docs/search.md says what a space may have"
+            "space", where, f"does not suit: {error}", "docs/recipe-search.md says what a space may have"
         ) from None
     for name, values in file.values.items():
         listed = _listed(values)
