@@ -121,8 +121,41 @@ def test_the_bytes_of_a_recipes_checkpoint_are_those_that_the_script_saves(tmp_p
     assert found.account is not None
     parameters = 4 * (1024 * 4096 + 4096)
     assert found.account.checkpoint == found.account.saved == parameters
+    assert found.account.copies == 0
     assert found.account.state == pytest.approx(3 * parameters, rel=0.01)
     assert not found.saves_always
+
+
+SAVING_BEHIND = """
+import os
+import tempfile
+import torch
+import torch.distributed.checkpoint as dcp
+
+torch.distributed.init_process_group("cpu:gloo,cuda:nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+model = torch.nn.Linear(1024, 4096, device="cuda")
+optimizer = torch.optim.Adam(model.parameters())
+for step in range(9):
+    model(torch.randn(4096, 1024, device="cuda")).sum().backward()
+    optimizer.step()
+    if step == 0:
+        dcp.async_save(model.state_dict(), checkpoint_id=tempfile.mkdtemp())
+"""
+
+
+def test_a_checkpoint_that_is_written_in_the_background_stops_the_job_for_its_copies_alone(tmp_path: Path) -> None:
+    _require_device()
+    script = tmp_path / "train.py"
+    script.write_text(SAVING_BEHIND)
+    try:
+        found = run(RecipeRun(RunSetting("dgx-h100:1,ranks=0-1"), (str(script),), 3, str(tmp_path)))
+    finally:
+        close()
+    assert found.account is not None, found.reason
+    during = Failures(3600.0, 0.0, 300.0, rate=1e6).during(found.account)
+    assert during.checkpoint == found.account.copies > 0
+    assert during.written == found.account.saved / 1e6 > during.checkpoint
 
 
 COMPILED = """
@@ -222,7 +255,12 @@ def test_products_of_an_optimizer_are_not_taken_for_a_micro_batchs(tmp_path: Pat
         (["--space", "space.toml", "--spares", "1"], "spares: .* how often the job fails"),
         (["--space", "space.toml", "--mtbf", "2000d", "--spares", "1"], "say how long a repair takes"),
         (["--space", "space.toml", "--mtbf", "2000 weeks"], "is no time; write e.g. 30min or 24h"),
-        (["--space", "space.toml", "--mtbf", "3min"], "then fails every"),
+        (["--space", "space.toml", "--mtbf", "3min"], "mtbf: '3min' is too short: .* then fails every"),
+        (
+            ["--space", "space.toml", "--mtbf", "99h", "--checkpoint-every", "9000d"],
+            "checkpoint_every: '9000d' is too long",
+        ),
+        (["--space", "space.toml", "--mtbf", "99h", "--repair", "90000h"], "repair: '90000h' is too long"),
         (["--space", "nothing.toml", "--run-tokens", "1e12"], "run_tokens: .* needs the tokens of a step"),
         (["--space", "space.toml", "--cluster", "dgx-x"], "cluster"),
         (["--space", "space.toml", "--compare-with", "tp=1"], "'tp' is unknown"),
@@ -269,6 +307,15 @@ def test_the_page_and_the_numbers_hold_every_recipe(tmp_path: Path) -> None:
     page(result, tmp_path / "found.html")
     text = (tmp_path / "found.html").read_text()
     assert all(str(one.recipe) in text for one in found.candidates)
+
+
+def test_ones_own_recipe_that_has_too_little_memory_is_told_to(tmp_path: Path) -> None:
+    found, _ = searched(tmp_path, exhaustive=True)
+    own = replace(
+        found.ranked[-1], status="memory", reason="needs at least 99.0 of 80.0 GiB, extended from smaller runs"
+    )
+    lines = [*summary_lines(SearchResult(found, "dgx-h100:2", 16, own))]
+    assert lines[-1] == f"yours, {own.recipe}: out of memory: {own.reason}"
 
 
 def test_ones_own_recipe_is_as_good_only_if_it_cannot_be_told_from_the_winner(tmp_path: Path) -> None:

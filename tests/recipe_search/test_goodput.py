@@ -1,6 +1,7 @@
 """The closed form of goodput against a simulation of failures, and against itself where it has limits."""
 
 import math
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from foretrain.recipe_search.bill import (
     Stragglers,
     best_interval,
     bill_of,
+    computing,
     erlang,
     goodput,
     job_mtbf,
     simulated_goodput,
+    switch_power,
     young,
 )
 from foretrain.recipe_search.evaluation import Account, RecipeRun, RunSetting, close, run
@@ -138,11 +141,81 @@ ACCOUNT = Account(
 )  # fmt: skip
 
 
+BEHIND = msgspec.structs.replace(ACCOUNT, saved=4e9, copies=0.5)
+"""With checkpoints that the script writes in the background."""
+
+
 def test_a_price_and_the_energy_of_a_step_are_those_of_its_gpus() -> None:
     bill = bill_of("H100", 8, 3.6)
     assert bill.money(ACCOUNT) == pytest.approx(8 * 3.6 * 10 / 3600)
     assert bill.joules(ACCOUNT) == pytest.approx(8 * 1275 * (0.76 * 6 + 0.45 * 2 + 0.25 * 2))
     assert "kWh" in "".join(bill.lines(ACCOUNT, 1e6))
+
+
+def test_spares_and_switches_take_energy() -> None:
+    step = 0.76 * 6 + 0.45 * 2 + 0.25 * 2
+    never = Failures(math.inf, 30.0, 300.0, repair=HOUR, spares=2)
+    bill = bill_of("H100", 16, 2.0, never, gpus_per_server=8, switches=5000.0)
+    assert bill.joules(ACCOUNT) == pytest.approx(1275 * (16 * step + 16 * 0.25 * 10) + 5000 * 10)
+    assert "(switches' 5.0, spares and failures included)" in "".join(bill.lines(ACCOUNT, 1e6))
+
+
+def test_switches_draw_by_the_rates_of_their_ports() -> None:
+    power = switch_power(deployment("dgx-h100:8"))  # 3 x 64 ports of 400 Gbps
+    assert power == pytest.approx(3 * 64 * 1720 / 64, rel=0.01)
+    assert switch_power(deployment("dgx-h100:8,ranks=0-31")) == pytest.approx(power / 2)
+    assert switch_power(deployment("dgx-h100:1")) == 0
+
+
+@pytest.mark.parametrize("mtbf", [HOUR, 6 * HOUR])
+@pytest.mark.parametrize(("repair", "spares"), [(0.0, 0), (HOUR, 1)])
+def test_the_time_that_computes_is_that_of_a_simulation_of_failures(mtbf: float, repair: float, spares: int) -> None:
+    failures = Failures(mtbf, 30.0, 600.0, repair, spares)
+    interval = best_interval(failures)
+    draw = random.Random(3)
+    now = busy = 0.0
+    broken: list[float] = []
+    while now < 5000 * mtbf:  # from one failure to the next, restarts that fail among them
+        until = draw.expovariate(1 / mtbf)
+        for _ in range(int(max(until - failures.restart, 0.0) // (interval + failures.checkpoint))):
+            busy += interval
+        busy += min(max(until - failures.restart, 0.0) % (interval + failures.checkpoint), interval)
+        now += until
+        broken = [*(time for time in broken if time > now), now + repair]
+        now = now if len(broken) <= spares else broken[0]
+    assert computing(failures, interval) == pytest.approx(busy / now, rel=0.01)
+
+
+def test_failures_take_energy_to_compute_again_and_to_stand_by() -> None:
+    failures = Failures(HOUR, 30.0, 300.0)
+    bill, plain = bill_of("H100", 8, 2.0, failures), bill_of("H100", 8, 2.0).joules(ACCOUNT)
+    busy = computing(failures, best_interval(failures))
+    time = 10 / bill.useful(ACCOUNT)
+    assert plain is not None
+    expected = time * (busy * plain / 10 + (1 - busy) * 8 * 1275 * 0.25)
+    assert plain < expected == pytest.approx(bill.joules(ACCOUNT))
+
+
+@pytest.mark.parametrize("mtbf", [2 * HOUR, 12 * HOUR])
+@pytest.mark.parametrize(("copies", "written"), [(2.0, 60.0), (10.0, 300.0)])
+def test_checkpoints_in_the_background_are_as_in_the_simulation(mtbf: float, copies: float, written: float) -> None:
+    failures = Failures(mtbf, copies, restart=300.0, written=written)
+    for interval in (best_interval(failures), 3 * best_interval(failures)):
+        simulated = simulated_goodput(failures, interval, work=20_000 * mtbf)
+        assert goodput(failures, interval) == pytest.approx(simulated, rel=0.01)
+    at_once = Failures(mtbf, copies + written, restart=300.0)
+    assert goodput(failures, best_interval(failures)) > goodput(at_once, best_interval(at_once))
+
+
+def test_no_checkpoint_begins_before_the_one_before_is_written() -> None:
+    slow = Failures(HOUR, 0.1, 300.0, written=1000.0)
+    assert best_interval(slow) >= 1000
+    bill = bill_of("H100", 8, 2.0, Failures(HOUR, 0.0, 300.0, rate=4e6), interval=60.0)
+    assert bill.failures is not None
+    during = bill.failures.during(BEHIND)
+    assert (during.checkpoint, during.written) == (0.5, 1000.0)
+    assert bill.checkpointed(during) == 1000
+    assert "a checkpoint takes 0.5 s and 1000.0 s in the background (3.7 GiB" in "".join(bill.lines(BEHIND, 1e6))
 
 
 def test_a_listed_price_says_its_day_and_source() -> None:

@@ -94,6 +94,46 @@ def test_a_recipe_is_found_by_the_values_that_tell_it_from_others():
         space.find("tq=4")
 
 
+def test_a_recipe_may_be_named_with_values_that_all_recipes_share():
+    space = expand(declared(SPACE | {"require": ["tp * pp <= world", "pp == 1"]}), SCRIPT, world=4, gpus=4)
+    assert space.varying == ("tp", "recompute")
+    assert str(space.find("tp=4,pp=1,recompute=none")) == "tp=4, recompute=none"
+    with pytest.raises(ConfigError, match="is no recipe of the space"):
+        space.find("tp=4,pp=2,recompute=none")
+
+
+def test_only_runs_with_more_micro_batches_than_the_fewest_come_later():
+    file = declared(SPACE | {"batch": "batch", "short": {"tp": "1", "batch": "dp * pp"}})
+    recipes = expand(file, SCRIPT, world=16, gpus=8)
+    both = next(one for one in recipes.recipes if one.values["tp"] == 4 and one.values["pp"] == 2)
+    assert [run.fewest for run in recipes.short_runs(both)] == [True, True, False, False]
+    alone = next(one for one in recipes.recipes if one.values["tp"] == 2)  # too small for a smaller tp
+    assert [run.fewest for run in recipes.short_runs(alone)] == [True, False]
+    layers = expand(declared(SPACE | {"batch": None, "short": {"tp": "1"}}), SCRIPT, world=16, gpus=8)
+    assert [run.fewest for run in layers.short_runs(layers.recipes[-1])] == [True, True]
+
+
+def test_a_space_may_extend_a_preset():
+    preset = declared("megatron")
+    mine = declared({"extends": "megatron", "values": {"cp": [1, 2]}, "require": ["cp <= tp"], "short_from": 8})
+    assert mine.values == preset.values | {"cp": [1, 2]}
+    assert mine.require == [*preset.require, "cp <= tp"]
+    assert (mine.short_from, mine.flags, mine.short) == (8, preset.flags, preset.short)
+    with pytest.raises(ConfigError, match="extends: 'megatro' is unknown; did you mean 'megatron'"):
+        declared({"extends": "megatro", "values": {}})
+
+
+def test_megatrons_experts_are_divided_where_the_command_line_has_some():
+    words = ("train.py", "--global-batch-size", "256", "--seq-length", "4096", "--num-layers", "32")
+    dense = expand(declared("megatron"), words, world=64, gpus=8)
+    assert "ep" not in dense.varying
+    experts = expand(declared("megatron"), (*words, "--num-experts", "4"), world=64, gpus=8)
+    assert {one.values["ep"] for one in experts.recipes} == {1, 2, 4}
+    assert all(int(one.names["dp"]) % int(one.values["ep"]) == 0 for one in experts.recipes)
+    one = experts.find("tp=2,pp=1,ep=4,micro_batch=1,recompute=none")
+    assert "--expert-model-parallel-size 4 --micro-batch-size 1 --sequence-parallel" in " ".join(one.argv)
+
+
 def test_a_python_file_may_have_conditions_that_are_functions(tmp_path: Path):
     file = tmp_path / "space.py"
     file.write_text("SPACE = {'values': {'tp': [1, 2, 3]}, 'require': [lambda names: names['tp'] != 2]}")
@@ -127,6 +167,7 @@ def test_presets_expand(name: str):
         ("tp", "tensor_parallel_degree"),
         ("pp", "pipeline_parallel_degree"),
         ("cp", "context_parallel_degree"),
+        ("ep", "expert_parallel_degree"),
         ("replicate", "data_parallel_replicate_degree"),
     ],
 )

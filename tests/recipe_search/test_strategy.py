@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from foretrain.experiments.result_store import ResultStore
 from foretrain.recipe_search.api import step_time
@@ -54,6 +55,7 @@ def account(batch: int, tp: int, pp: int, mbs: int, bend: float = 0.0) -> Accoun
         spread=0.02 * compute, flops=1e12 * batch,
         kernels={"aten::mm": 0.7 * compute, "aten::native_layer_norm": 0.1 * compute, "aten::add": 0.2 * compute},
         repeated=0.8 * compute, reserved=(8 + 10 * mbs / tp) * GIB, state=GIB, carried=0.1, launches=100.0 * micro,
+        allocated=(8 + 10 * mbs / tp) * GIB,
     )  # fmt: skip
 
 
@@ -127,6 +129,7 @@ def test_no_recipe_that_a_bound_excludes_is_the_best(tmp_path: Path) -> None:
     for one in beaten:
         values = [int(one.recipe.names[name]) for name in ("tp", "pp", "mbs")]
         assert step_time(account(512, *values), one.recipe) >= one.bound > best
+        assert one.reason.startswith(f"at least {one.bound / best:.2f} times the best, by ")
 
 
 def test_neighbours_that_need_more_memory_are_not_run(tmp_path: Path) -> None:
@@ -137,6 +140,51 @@ def test_neighbours_that_need_more_memory_are_not_run(tmp_path: Path) -> None:
     asked = {(run.argv[4], run.argv[6], run.argv[8]) for run in pool.asked}
     assert not any((str(one.recipe.values["tp"]), str(one.recipe.values["pp"]), "4") in asked for one in skipped)
     assert found.winner.status == "whole"
+
+
+def test_what_would_need_too_much_memory_takes_its_neighbours_along(tmp_path: Path) -> None:
+    space = {
+        "values": {"mbs": [1, 2, 4, 8]}, "flags": {"layers": "--layers"}, "short": {"layers": "2"}, "short_from": 0,
+        "memory": {"grows": ["mbs"]},
+    }  # fmt: skip
+    recipes = expand(declared(space), ("train.py", "--layers", "32", "--mbs", "{mbs}"), WORLD, 8)
+
+    def answer(run: RecipeRun) -> RunResult:
+        layers, mbs = float(run.argv[2]), float(run.argv[4])
+        found = structs.replace(account(512, 1, 1, 1), time=layers * (1 + mbs), allocated=layers * mbs * GIB)
+        return RunResult(run.id, "done", found, usable=int(80 * GIB))
+
+    pool = Workers(answer)
+    with ResultStore(tmp_path / "store", RunResult) as store:
+        found = Search(recipes, RunSetting("dgx"), step_time, store, pool).run()  # pyright: ignore
+    assert [one.status for one in found.candidates] == ["whole", "whole", "memory", "memory"]
+    assert found.candidates[2].reason == "needs at least 128.0 of 80.0 GiB, extended from smaller runs"
+    assert found.candidates[3].reason == "needs more than mbs=4, which has too little memory"
+    assert "8" not in {run.argv[4] for run in pool.asked}
+
+
+def test_memory_is_told_before_runs_with_more_micro_batches(tmp_path: Path) -> None:
+    space = SPACE | {
+        "flags": {"batch": "--batch", "layers": "--layers"},
+        "short": {"batch": "dp * mbs * pp", "layers": "4"},
+    }
+
+    def answer(run: RecipeRun) -> RunResult:
+        batch, tp, pp, mbs, layers = (int(run.argv[place]) for place in (2, 4, 6, 8, 10))
+        found = account(batch, tp, pp, mbs)
+        scaled = structs.replace(found, time=found.time * layers, allocated=found.allocated * layers / 32)
+        return RunResult(run.id, "done", scaled, usable=int(20 * GIB))
+
+    recipes = expand(declared(space), (*SCRIPT, "--layers", "32"), WORLD, 8)
+    pool = Workers(answer)
+    with ResultStore(tmp_path / "store", RunResult) as store:
+        found = Search(recipes, RunSetting("dgx"), step_time, store, pool).run()  # pyright: ignore
+    out = [one for one in found.candidates if one.reason.startswith("needs at least ")]
+    assert out
+    for one in out:
+        values = {name: int(one.recipe.values[name]) for name in ("tp", "pp", "mbs")}
+        assert account(512, **values).allocated > 20 * GIB
+        assert len(one.pieces) == 2  # those of both numbers of layers, with the fewest micro-batches
 
 
 def test_ones_own_recipe_is_simulated_whole(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -71,7 +72,8 @@ class SearchOptions:
         mtbf: mean time between failures of one GPU with its part of the server, e.g. 50000h; or of a GPU, a server and
             a cable outside of servers, e.g. gpu=80000h,server=200000h,link=500000h.
         checkpoint: time for which the job stands still to write a checkpoint; or the rate at which a GPU writes its
-            part, e.g. 2GB/s, of what the script saves, else of the parameters and the optimizer's state.
+            part, e.g. 2GB/s, of what the script saves, else of the parameters and the optimizer's state. At a rate, the
+            job stands still for the copies alone where the script saves by async_save.
         checkpoint_every: time of work between checkpoints, e.g. 30min; auto is the best.
         restart: time from a failure to the first step again.
         repair: time until a broken server is repaired, for which the job waits where no spare is left.
@@ -144,10 +146,11 @@ def _start(options: SearchOptions, script: Sequence[str]) -> None:
         from foretrain.report.recipes import numbers, page, show
 
         where = equipped(options.cluster, options.device)[0]
-    failures = _failures(options, where)
+    with _as_typed(options):
+        failures = _failures(options, where)
     every = None if options.checkpoint_every == "auto" else _seconds(options.checkpoint_every, "checkpoint_every")
     try:
-        with searching() as progress:
+        with searching() as progress, _as_typed(options):
             result = find(
                 words, options.space, options.cluster, module=module, device=options.device, factor=options.factor,
                 faults=options.fault or (), experts=options.experts, experts_curve=options.experts_curve,
@@ -173,6 +176,18 @@ def _start(options: SearchOptions, script: Sequence[str]) -> None:
     for path in (options.json, options.html):
         if path is not None and path != STDOUT:
             sys.stderr.write(f"wrote {path}\n")
+
+
+@contextmanager
+def _as_typed(options: SearchOptions) -> Iterator[None]:
+    """Name the text that was typed in errors of a number that it became, e.g. ``3min`` for 180 s."""
+    try:
+        yield
+    except ConfigError as error:
+        typed = getattr(options, error.field.partition(".")[0], None)
+        if isinstance(typed, str) and isinstance(error.value, int | float):
+            raise ConfigError(error.field, typed, error.problem, error.remedy) from None
+        raise
 
 
 def _failures(options: SearchOptions, where: Deployment) -> Failures | None:

@@ -19,7 +19,7 @@ from foretrain.live.device.settings import ExpertLoads
 from foretrain.network.deployment import Deployment
 from foretrain.network.deployment_notation import equipped, with_faults
 from foretrain.recipe_search import evaluation
-from foretrain.recipe_search.bill import Bill, Failures, bill_of
+from foretrain.recipe_search.bill import Bill, Failures, bill_of, switch_power
 from foretrain.recipe_search.evaluation import Account, RunResult, RunSetting, digest_of
 from foretrain.recipe_search.expert_curve import RECIPES, ExpertCurve, expert_curves
 from foretrain.recipe_search.space import Recipe, declared, expand
@@ -137,7 +137,8 @@ def search(
     if budget is not None and not (isinstance(budget, int | float) and budget > 0):
         raise ConfigError("budget", budget, "is no time", "write e.g. 10min; in Python, seconds")
     check_workers(jobs, backend, address)
-    where = with_faults(equipped(cluster, device)[0], faults)
+    sound = equipped(cluster, device)[0]
+    where = with_faults(sound, faults)
     gpus = _gpus_per_server(where)
     file = declared(space)
     if run_tokens is not None and file.tokens is None:
@@ -147,7 +148,9 @@ def search(
     own = None if compare_with is None else recipes.find(compare_with)
     native_build.built()
     assert where.device is not None
-    bill = bill_of(where.device, where.total_gpus, price, failures, checkpoint_every, run_tokens, gpus)
+    bill = bill_of(
+        where.device, where.total_gpus, price, failures, checkpoint_every, run_tokens, gpus, switch_power(sound)
+    )  # fmt: skip
     objective = _objective(goal, bill)
     loads = ExpertLoads.parse(experts)
     given = {part for recipe in recipes.recipes for word in recipe.argv[1:] for part in (word, word.partition("=")[2])}

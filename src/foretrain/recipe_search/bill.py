@@ -9,6 +9,11 @@ estimate of the optimum checkpoint interval for restart dumps", FGCS 2006, eq. 2
 of δ every τ of work, restarts of R and failures every M on average (exponential), a run of work T takes
 M exp(R/M) (exp((τ + δ)/M) − 1) T/τ. Its best τ is found numerically, from Young's.
 
+# Note [Background]
+A script that saves in the background stands still for the copies alone, δ, and a checkpoint counts once it is written,
+W after that. A failure meanwhile goes back to the checkpoint before. On average a failure then loses W more of work, so
+that Daly's R is the restart and W; checkpoints are no closer than W. The simulation has each checkpoint's own end.
+
 # Note [Spares]
 A broken server takes B to repair, and s servers stand by. With all s + 1 broken the job waits until one is repaired,
 and nothing fails meanwhile; otherwise a failure comes every M. So the number that are broken is that of the busy lines
@@ -21,6 +26,13 @@ GPUs turn slow at random, every E on average in the whole job, each for a time o
 many are slow: where communication overlaps with computation and bounds the step, it loses less, so that goodput is a
 lower bound. Slow times are taken to be long beside the interval between checkpoints, so that goodput is the mean, over
 time, of Daly's formula with fast steps and with slow ones; where they are short the difference is of second order.
+
+# Note [Energy]
+A GPU with its part of the server draws a share of its rated power by what a step's time goes to. Failures take energy
+as well: what is lost is computed again, and in restarts, checkpoints and repairs GPUs are idle, as those of spares
+always are. Of the time in which spares do not lack, restarts take 1 − exp(−R/M): each failure begins one, and it lasts
+for R or until the next failure, M (1 − exp(−R/M)) on average. Checkpoints take δ for each τ of work that is kept.
+Switches draw what their ports are rated at all the time: an upper bound.
 """
 
 from __future__ import annotations
@@ -78,6 +90,7 @@ class Failures:
         spares: servers that stand by.
         stragglers: None for none.
         slowdown: of a step while a GPU is slow, as a factor of its time: an upper bound; see Note [Stragglers].
+        written: for which a checkpoint is written in the background after that; see Note [Background].
     """
 
     mtbf: float
@@ -88,12 +101,13 @@ class Failures:
     rate: float = math.inf
     stragglers: Stragglers | None = None
     slowdown: float = 1.0
+    written: float = 0.0
 
     def __post_init__(self) -> None:
         """Raise ConfigError for numbers that cannot be."""
         for name, remedy in (("mtbf", "write seconds"), ("rate", "write bytes per second")):
             _check(name, getattr(self, name), "is not above 0", remedy, most=math.inf)
-        for name in ("checkpoint", "restart", "repair"):
+        for name in ("checkpoint", "restart", "repair", "written"):
             _check(name, getattr(self, name), "is no time", "write seconds, 0 or more", least=0.0)
         _check("slowdown", self.slowdown, "is no factor of a step's time", "write 1 or more", least=1.0)
         if not (isinstance(self.spares, int) and self.spares >= 0):
@@ -104,10 +118,13 @@ class Failures:
 
     def during(self, account: Account) -> Failures:
         """Return these for steps of ``account``: with the time to write its checkpoint, and what a slow GPU does."""
-        checkpoint = self.checkpoint + account.checkpoint / self.rate
+        stands, written = account.checkpoint / self.rate, 0.0
+        if account.copies and self.rate < math.inf:
+            stands, written = account.copies, stands
         slower = 1 / self.stragglers.speed - 1 if self.stragglers is not None else 0.0
         slowdown = 1 + slower * account.compute / account.time
-        return replace(self, checkpoint=checkpoint, rate=math.inf, slowdown=slowdown)
+        stands += self.checkpoint
+        return replace(self, checkpoint=stands, rate=math.inf, slowdown=slowdown, written=written)
 
     @property
     def slow(self) -> float:
@@ -161,13 +178,21 @@ def goodput(failures: Failures, interval: float) -> float:
 def _daly(failures: Failures, interval: float, slowdown: float) -> float:
     """Return the work over time, with work ``slowdown`` times as slow, where spares never lack."""
     mtbf, needed = failures.mtbf, interval * slowdown + failures.checkpoint
+    restart = failures.restart + failures.written
     if math.isinf(mtbf):
         return 1 / slowdown if math.isinf(interval) else interval / needed
-    if (needed + failures.restart) / mtbf > 500:
+    if (needed + restart) / mtbf > 500:
         return 0.0
     if needed == 0:  # checkpoints that take no time, all the time
-        return math.exp(-failures.restart / mtbf) / slowdown
-    return interval / (mtbf * math.exp(failures.restart / mtbf) * math.expm1(needed / mtbf))
+        return math.exp(-restart / mtbf) / slowdown
+    return interval / (mtbf * math.exp(restart / mtbf) * math.expm1(needed / mtbf))
+
+
+def computing(failures: Failures, interval: float) -> float:
+    """Return the part of the time in which the job computes, also what it has computed before; see Note [Energy]."""
+    restarting = -math.expm1(-failures.restart / failures.mtbf)
+    saving = failures.checkpoint / interval if interval else 0.0
+    return max((1 - failures.waiting) * (1 - restarting) - goodput(failures, interval) * saving, 0.0)
 
 
 def best_interval(failures: Failures) -> float:
@@ -175,8 +200,8 @@ def best_interval(failures: Failures) -> float:
     if math.isinf(failures.mtbf):
         return math.inf
     if failures.checkpoint == 0:
-        return 0.0
-    low, high = young(failures) / 10, young(failures) * 10
+        return failures.written
+    low, high = (max(factor * young(failures), failures.written) for factor in (0.1, 10))
     part = (math.sqrt(5) - 1) / 2
     while high - low > 1e-6 * high:
         first, second = high - part * (high - low), low + part * (high - low)
@@ -193,13 +218,14 @@ def simulated_goodput(
     """Return `goodput` in a run of ``work`` s of training, failure by failure and slow GPU by slow GPU.
 
     Failures come at any time, during checkpoints and restarts as well, but not while the job waits for a repair; what
-    was done since the last checkpoint is lost. The run ends early after this many ``events``: checkpoints, failures and
-    GPUs that turn slow. The result is nan where it then has seen too few failures to tell.
+    was done since the last checkpoint that was written is lost. The run ends early after this many ``events``:
+    checkpoints, failures and GPUs that turn slow. The result is nan where it then has seen too few failures to tell.
     """
     if math.isinf(failures.mtbf) or not 0 < interval < math.inf:
         return math.nan
     draw, speeds = random.Random(seed), _Speeds(failures, seed, events)
     now, saved, happened, failed = 0.0, 0.0, 0, 0
+    before, written = 0.0, 0.0  # work of the checkpoint before the last, and when the last is written
     fails = draw.expovariate(1 / failures.mtbf)
     broken: list[float] = []  # when servers that failed are repaired, in order
     while saved < work and happened + speeds.drawn < events:
@@ -207,9 +233,9 @@ def simulated_goodput(
         piece = min(interval, work - saved)
         end = speeds.end_of(now, piece) + (failures.checkpoint if saved + piece < work else 0.0)
         if end <= fails:
-            now, saved = end, saved + piece
+            now, before, saved, written = end, saved, saved + piece, end + failures.written
             continue
-        now = fails
+        now, saved = fails, saved if written <= fails else before
         while happened < events:  # until a restart is not interrupted by another failure
             happened, failed = happened + 1, failed + 1
             broken = [*(time for time in broken if time > now), now + failures.repair]
@@ -305,6 +331,7 @@ class Bill:
         interval: of work between checkpoints, s; None for the best.
         run: tokens of the whole run; None where nobody said.
         gpus_per_server: which spare servers have as well.
+        switches: power that switches outside of servers draw, W.
     """
 
     device: str
@@ -316,6 +343,7 @@ class Bill:
     interval: float | None = None
     run: float | None = None
     gpus_per_server: int = 1
+    switches: float = 0.0
 
     @property
     def watts(self) -> float | None:
@@ -333,15 +361,24 @@ class Bill:
         return max(goodput(failures, self.checkpointed(failures)), _NO_GOODPUT)
 
     def checkpointed(self, failures: Failures) -> float:
-        """Return the interval of work between checkpoints, s."""
-        return best_interval(failures) if self.interval is None else self.interval
+        """Return the interval of work between checkpoints, s: no less than writing one in the background takes."""
+        return best_interval(failures) if self.interval is None else max(self.interval, failures.written)
 
     def joules(self, account: Account) -> float | None:
-        """Return the energy of a step over all GPUs, J, by what their time goes to; None where it is not known."""
+        """Return the energy of a step over all GPUs and switches, J, spares and failures included; see Note [Energy].
+
+        None where it is not known.
+        """
         if self.watts is None:
             return None
-        shares = _known()["activity"]
-        return self.world * self.watts * sum(share * getattr(account, name) for name, share in shares.items())
+        shares, busy = _known()["activity"], 1.0
+        if self.failures is not None:
+            failures = self.failures.during(account)
+            busy = computing(failures, self.checkpointed(failures))
+        step = sum(share * getattr(account, name) for name, share in shares.items()) / account.time
+        idle = shares["idle"]
+        gpus = self.world * (busy * step + (1 - busy) * idle) + self.spare_gpus * idle
+        return (self.watts * gpus + self.switches) * account.time / self.useful(account)
 
     @property
     def spare_gpus(self) -> int:
@@ -367,6 +404,7 @@ class Bill:
         return {
             "mtbf": failures.mtbf,
             "checkpoint": failures.checkpoint,
+            "written_behind": failures.written,
             "interval": every,
             "best_interval_daly": best_interval(failures),
             "best_interval_young": young(failures),
@@ -385,16 +423,19 @@ class Bill:
             spares = f", with {self.spare_gpus} GPUs that stand by" if self.spare_gpus else ""
             yield f"{what}: {paid} at {rate} for a GPU's hour ({self.priced}){spares}"
         if (joules := self.joules(account)) is not None:
-            mean = joules / account.time / 1000
+            mean = joules / account.time * self.useful(account) / 1000
+            parts = [f"switches' {self.switches / 1000:.1f}"] if self.switches else []
+            parts += ["spares and failures included"] if self.failures is not None else []
+            counted = f" ({', '.join(parts)})" if parts else ""
             yield (
-                f"{what}: {joules * many / 3.6e6:.4g} kWh at {mean:.1f} kW in the mean; only computation's part of the "
-                "power is calibrated"
+                f"{what}: {joules * many / 3.6e6:.4g} kWh at {mean:.1f} kW in the mean{counted}; only computation's "
+                "part of the power is calibrated"
             )
         if self.run is not None and tokens:
             steps = self.run / tokens
             totals = [f"{steps * account.time / self.useful(account) / 86400:.3g} days"]
             totals += [] if money is None else [f"{self.amount(steps * money, ',.0f')} for the GPUs"]
-            totals += [] if joules is None else [f"{steps * joules / 3.6e9:,.1f} MWh without what failures take"]
+            totals += [] if joules is None else [f"{steps * joules / 3.6e9:,.1f} MWh"]
             yield f"the run of {self.run:.3g} tokens: {', '.join(totals)}"
         if self.failures is not None:
             yield from self._failure_lines(account)
@@ -411,8 +452,10 @@ class Bill:
         yield f"goodput {goodput(failures, every):.2%}: {fails}, {saves}"
         kind = "as the script saves" if account.saved else "parameters and optimizer"
         best = f"{_duration(best_interval(failures))} by Daly's formula, {_duration(young(failures))} by Young's"
+        takes = f"{failures.checkpoint:.1f} s"
+        takes += f" and {failures.written:.1f} s in the background" if failures.written else ""
         yield (
-            f"a checkpoint takes {failures.checkpoint:.1f} s ({account.checkpoint / 2**30:.1f} GiB a GPU, {kind})"
+            f"a checkpoint takes {takes} ({account.checkpoint / 2**30:.1f} GiB a GPU, {kind})"
             f"{'' if math.isinf(failures.mtbf) else f'; the best interval is {best}'}"
         )
         if failures.repair:
@@ -436,6 +479,7 @@ def bill_of(
     interval: float | None = None,
     run: float | None = None,
     gpus_per_server: int = 1,
+    switches: float = 0.0,
 ) -> Bill:
     """Return the bill of a job; ``price`` of a GPU's hour overrides the list. Raises ConfigError."""
     if price is not None:
@@ -451,7 +495,20 @@ def bill_of(
         currency, priced = "USD", f"{known['date']}: {known['source']}"
     if failures is not None:
         _check_goodput(failures, interval, world)
-    return Bill(device, world, listed, currency, priced, failures, interval, run, gpus_per_server)
+    return Bill(device, world, listed, currency, priced, failures, interval, run, gpus_per_server, switches)
+
+
+def switch_power(where: Deployment) -> float:
+    """Return the job's share of the power of switches outside of servers, W; see Note [Energy].
+
+    It is that of the cluster's GPUs that the job has; none where all are in one server.
+    """
+    topology, nodes = where.topology, where.topology.nodes
+    if len({nodes[topology.ranks[rank]].server for rank in where.members}) == 1:
+        return 0.0
+    ports = [nodes[node].server < 0 and nodes[node].kind == "switch" for node in topology.source]
+    gbps = float(topology.rate[ports].sum()) * 8e-9
+    return gbps * _known()["switch"]["watts_per_gbps"] * where.total_gpus / len(topology.ranks)
 
 
 def _check_goodput(failures: Failures, interval: float | None, world: int) -> None:

@@ -22,7 +22,7 @@ from typing import Literal, TextIO
 import msgspec
 
 from foretrain.errors import ForetrainError
-from foretrain.live.forecast import Forecast, RankForecast
+from foretrain.live.forecast import Forecast, RankForecast, SavedCheckpoint
 from foretrain.live.rank_processes import OutOfMemory, ScriptFailed, WarmForkServers
 from foretrain.live.refold import ProgressCallbacks
 from foretrain.live.simulate import Simulated, simulate
@@ -52,11 +52,14 @@ class Account(msgspec.Struct, frozen=True):
         kernels: time by kernel's name on that rank.
         repeated: time of kernels there that every micro-batch launches again.
         flops: of a GPU in the mean, recomputation counted once.
-        reserved: GPU memory at its peak, on the rank that needs most.
+        reserved: GPU memory at its peak, on the rank that needs most; in an account that is extended from smaller runs
+            that of tensors alone, since the allocator's cache does not grow evenly.
         state: parameters and the optimizer's state, on the rank that has most.
         carried: time in which the busiest link would carry the step's bytes at its full rate.
         launches: kernels of a step.
         saved: by the GPU that writes most, for a checkpoint of the script; 0 where it saved none.
+        allocated: of the GPU memory at its peak, that of tensors.
+        copies: time for which saving stops the script where it then writes in the background; 0 where it does not.
     """
 
     time: float
@@ -73,6 +76,8 @@ class Account(msgspec.Struct, frozen=True):
     carried: float
     launches: float
     saved: float = 0.0
+    copies: float = 0.0
+    allocated: float = 0.0
 
     @property
     def checkpoint(self) -> float:
@@ -305,7 +310,14 @@ def _account(forecast: Forecast, slowest: RankForecast, carried: float) -> Accou
         carried=carried,
         launches=float(slowest.kernels),
         saved=float(max((checkpoint.largest for checkpoint in forecast.checkpoints), default=0)),
+        allocated=float(max(rank.memory.allocated for rank in forecast.ranks)),
+        copies=max((to_seconds(one.time) for one in forecast.checkpoints if _is_background(one)), default=0.0),
     )
+
+
+def _is_background(checkpoint: SavedCheckpoint) -> bool:
+    """Return whether the script goes on while the checkpoint is written."""
+    return all(call.partition(" ")[0].endswith(".async_save") for call in checkpoint.calls)
 
 
 def _repeated(times: Mapping[str, Time]) -> float:

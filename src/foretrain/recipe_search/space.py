@@ -26,7 +26,8 @@
 
 ``{name}`` in the script's arguments stands for a value. Expressions know all names, ``world`` (GPUs) and ``gpus`` (of a
 server). A ``.py`` file defines the same as a dictionary ``SPACE``, whose ``require`` may hold functions of a recipe's
-names as well.
+names as well. ``extends = "megatron"`` starts from a preset: tables are merged, conditions added to its own, and other
+keys replaced.
 """
 
 from __future__ import annotations
@@ -137,10 +138,12 @@ class ShortRun:
     Attributes:
         argv: the script with its arguments.
         weight: see Note [Short runs] in `foretrain.recipe_search.strategy`.
+        fewest: whether no smaller run has fewer micro-batches; the runs that have the fewest come first.
     """
 
     argv: tuple[str, ...]
     weight: float
+    fewest: bool
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,7 @@ class RecipeSpace:
         recipes: that meet all conditions.
         points: how many there are with those that do not.
         excluded: how many points each condition excludes, the first that fails counted.
-        varying: names with several values.
+        varying: names with several values among the recipes.
         file: what it was declared as.
     """
 
@@ -180,7 +183,8 @@ class RecipeSpace:
                 weight *= share if chosen else 1 - share
                 values[name] = high if chosen else low
             names = _names(self.file, {**recipe.names, **values}, frozenset(values))
-            runs.append(ShortRun(_argv(self.script, names), weight))
+            more = bool(corner[0]) and sizes[0][0] == self.file.batch
+            runs.append(ShortRun(_argv(self.script, names), weight, not more))
         return tuple(runs)
 
     def batches(self, recipe: Recipe) -> float:
@@ -205,10 +209,10 @@ class RecipeSpace:
             name, separator, value = (piece.strip() for piece in part.partition("="))
             if not separator:
                 raise ConfigError("compare_with", part, "names no value", "write e.g. tp=8,pp=2")
-            if name not in self.varying:
-                raise unknown("compare_with", name, self.varying)
-            wanted[name] = "" if value == "none" else value
-        found = [one for one in self.recipes if all(_text(one.values[name]) == value for name, value in wanted.items())]
+            if name not in self.file.values:
+                raise unknown("compare_with", name, self.file.values)
+            wanted[name] = value
+        found = [one for one in self.recipes if all(_is(one.names[name], value) for name, value in wanted.items())]
         if not found:
             raise ConfigError("compare_with", text, "is no recipe of the space", "its values and conditions exclude it")
         if len(found) > 1:
@@ -222,12 +226,12 @@ class RecipeSpace:
 def declared(space: str | Path | Mapping[str, Any]) -> SpaceFile:
     """Return the space that a file, the name of a preset, or a dictionary declares. Raises ConfigError."""
     if isinstance(space, Mapping):
-        return _converted(dict(space), "space")
+        return _converted(_extended(dict(space)), "space")
     path = PRESETS / f"{space}.toml"
     if not path.exists():
         path = Path(space)
         if not path.suffix:
-            raise unknown("space", str(space), [*(each.stem for each in PRESETS.glob("*.toml")), "a .toml or .py file"])
+            raise unknown("space", str(space), [*_presets(), "a .toml or .py file"])
     text = read_text(path, "space", "give a .toml or .py file, or the name of a preset")
     if path.suffix == ".py":
         try:
@@ -236,11 +240,34 @@ def declared(space: str | Path | Mapping[str, Any]) -> SpaceFile:
             raise ConfigError("space", str(path), f"fails: {error!r}", "correct it") from error
         if not isinstance(table, dict):
             raise ConfigError("space", str(path), "defines no SPACE", "assign a dictionary to SPACE")
-        return _converted(table, str(path))
+        return _converted(_extended(table), str(path))
     try:
-        return _converted(tomllib.loads(text), str(path))
+        return _converted(_extended(tomllib.loads(text)), str(path))
     except tomllib.TOMLDecodeError as error:
         raise ConfigError("space", str(path), f"does not parse ({error})", "correct that line") from None
+
+
+def _presets() -> list[str]:
+    """Return the names of the presets."""
+    return sorted(path.stem for path in PRESETS.glob("*.toml"))
+
+
+def _extended(table: dict[str, Any]) -> dict[str, Any]:
+    """Return ``table`` over the preset that it extends: tables are merged, conditions added, other keys replaced."""
+    if "extends" not in table:
+        return table
+    name = table["extends"]
+    if name not in _presets():
+        raise unknown("extends", name, _presets())
+    preset = tomllib.loads((PRESETS / f"{name}.toml").read_text(encoding="utf-8"))
+    merged = preset | {key: value for key, value in table.items() if key != "extends"}
+    for key, known in preset.items():
+        mine = table.get(key)
+        if isinstance(known, dict) and isinstance(mine, Mapping):
+            merged[key] = known | dict(mine)
+        elif key == "require" and isinstance(mine, list | tuple):
+            merged[key] = [*known, *mine]
+    return merged
 
 
 def _converted(table: dict[str, Any], where: str) -> SpaceFile:
@@ -278,7 +305,7 @@ def expand(file: SpaceFile, script: Sequence[str], world: int, gpus: int) -> Rec
     words, fixed = _read_flags(words, file.flags)
     axes = {name: _listed(value) for name, value in file.values.items() if name not in fixed}
     _check_used(file, axes, words)
-    recipes: list[Recipe] = []
+    fitting: list[dict[str, Value]] = []
     excluded: Counter[str] = Counter()
     points = 0
     for values in product(*axes.values()):
@@ -287,19 +314,26 @@ def expand(file: SpaceFile, script: Sequence[str], world: int, gpus: int) -> Rec
         names = _names(file, {"world": world, "gpus": gpus, **fixed, **chosen})
         if (rule := _violated(file.require, names)) is not None:
             excluded[rule] += 1
-            continue
-        tokens = None if file.tokens is None else float(evaluate(file.tokens, names, "tokens"))
-        varied = {name: value for name, value in chosen.items() if len(axes[name]) > 1}
-        recipes.append(Recipe(len(recipes), varied, names, _argv(words, names), tokens))
-    if not recipes:
+        else:
+            fitting.append(names)
+    if not fitting:
         rule, count = excluded.most_common(1)[0]
         raise ConfigError(
             "space", ", ".join(axes), f"has {points:,} points, and none meets all conditions: {count:,} fail {rule!r}, "
             "the first that they fail", "widen the values, or see whether that condition is meant so",
         )  # fmt: skip
-    return RecipeSpace(
-        tuple(recipes), points, dict(excluded), tuple(n for n in axes if len(axes[n]) > 1), file, tuple(words)
+    several = tuple(name for name, values in axes.items() if len(values) > 1)
+    varying = tuple(name for name in several if len({names[name] for names in fitting}) > 1) or several
+    recipes = tuple(
+        Recipe(number, {name: names[name] for name in varying}, names, _argv(words, names), _tokens(file, names))
+        for number, names in enumerate(fitting)
     )
+    return RecipeSpace(recipes, points, dict(excluded), varying, file, tuple(words))
+
+
+def _tokens(file: SpaceFile, names: Names) -> float | None:
+    """Return the tokens of a step."""
+    return None if file.tokens is None else float(evaluate(file.tokens, names, "tokens"))
 
 
 def evaluate(text: str, names: Names, field: str) -> Any:
@@ -396,6 +430,11 @@ def _argv(words: Sequence[str], names: Names) -> tuple[str, ...]:
     if any(word.find("{recipe}") >= 0 for word in words):
         names = {**names, "recipe": "-".join(_text(names[n]).replace("/", "_") for n in sorted(names) if n != "recipe")}
     return tuple(written())
+
+
+def _is(value: Value, text: str) -> bool:
+    """Return whether ``text``, as `Recipe.__str__` writes it, is ``value``."""
+    return _text(value) == text or (value == "" and text == "none")
 
 
 def _text(value: Value) -> str:

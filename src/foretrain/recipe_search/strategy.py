@@ -13,8 +13,10 @@ A recipe is left alone as soon as something shows that it cannot be the best. Th
 are made first, and a part takes no longer than the whole. Products, attention, and a layer's normalisation, dropout and
 activation are launched for each micro-batch, those of an optimizer's step aside, so that the whole takes at least their
 time there times as many micro-batches, whatever is hidden behind them ("compute alone"); and the busiest link's bytes
-at its full rate ("bytes alone"). What ran out of memory does so with more of what needs memory: recipes that differ
-only by it are not run.
+at its full rate ("bytes alone"). The whole also needs at least the memory of their tensors, extended to all layers: its
+peak is where most are alive, and grows no slower with more layers. What the allocator reserves beyond that is no
+bound: it gives way. What has too little memory has so with more of what needs it: recipes that differ only by that are
+not run.
 """
 
 from __future__ import annotations
@@ -46,8 +48,6 @@ _SHORT_STEPS = 2
 _FIRST_ERROR = 0.05
 """Relative error of an extended forecast until one has been seen."""
 _LEAST_ERROR = 0.005
-_MEMORY_MARGIN = 1.05
-"""Reserved memory over what there is from which on a whole run is not tried: the allocator's cache may give way."""
 _SHOWN = 3
 """Recipes to run whole at least."""
 _SAME_FAILURE = 6
@@ -71,6 +71,7 @@ class RecipeState:
         outcome: of the whole run, or of the one that failed.
         pieces: outcomes of the smaller runs, in their order.
         bound: of the objective, which no more simulation can undercut.
+        bound_by: what the bound is made of.
     """
 
     recipe: Recipe
@@ -81,11 +82,12 @@ class RecipeState:
     outcome: RunResult | None = None
     pieces: dict[int, RunResult] = field(default_factory=dict)
     bound: float = 0.0
+    bound_by: str = ""
 
     @property
     def firsts(self) -> int:
         """Return how many of the smaller runs have the fewest micro-batches; 0 where there are none."""
-        return len(self.shorts) // 2
+        return sum(short.fewest for short in self.shorts)
 
     @property
     def out(self) -> bool:
@@ -171,7 +173,7 @@ class Search:
         else:
             self._whole([one for one in everything if not one.shorts])
             self._short(everything, first=True)
-            promising = sorted((one for one in self._going()), key=lambda one: one.bound)
+            promising = [one for one in self._going() if one.status == "open"]
             self._short(promising[: 2 * self._pool.count], first=False)
             self._refine(self._pool.count)
             self._short(self._going(), first=False)
@@ -185,9 +187,7 @@ class Search:
         for one in self.candidates:
             if not one.out and one.bound > best:
                 one.status = "beaten"
-                one.reason = (
-                    f"takes at least {one.bound / best:.2f} times as long as the best: computation, bytes or a part"
-                )
+                one.reason = f"at least {one.bound / best:.2f} times the best, by {one.bound_by}"
         return sorted((one for one in self.candidates if not one.out), key=lambda one: one.bound)
 
     def _best(self) -> float:
@@ -277,9 +277,10 @@ class Search:
         if candidate.out:
             return True
         for other in self.candidates:
-            if other.status == "memory" and other.outcome is not None and self._needs_more(candidate, other):
+            simulated = other.outcome is not None or other.pieces  # and not only inferred from a neighbour itself
+            if other.status == "memory" and simulated and self._needs_more(candidate, other):
                 candidate.status = "memory"
-                candidate.reason = f"needs more than {other.recipe}, which ran out of memory"
+                candidate.reason = f"needs more than {other.recipe}, which has too little memory"
                 return True
         return False
 
@@ -312,28 +313,46 @@ class Search:
 
     def _estimate(self, candidate: RecipeState) -> None:
         """Extend what the smaller runs of a candidate tell; see Note [Short runs] and Note [Sure bounds]."""
-        if all(piece in candidate.pieces for piece in range(candidate.firsts)):
-            candidate.bound = self._objective(self._least(candidate), candidate.recipe)
+        if candidate.out or not all(piece in candidate.pieces for piece in range(candidate.firsts)):
+            return
+        if candidate.firsts < len(candidate.shorts):
+            least, candidate.bound_by = self._least(candidate)
+            candidate.bound = self._objective(least, candidate.recipe)
+            self._check_memory(candidate, least.allocated)
         if len(candidate.pieces) < len(candidate.shorts) or candidate.out:
             return
-        outcome = candidate.pieces[0]
         accounts = [piece.account for _, piece in sorted(candidate.pieces.items())]
-        candidate.account = combined([one for one in accounts if one], [short.weight for short in candidate.shorts])
+        extended = combined([one for one in accounts if one], [short.weight for short in candidate.shorts])
+        candidate.account = msgspec.structs.replace(extended, reserved=extended.allocated)
         candidate.status = "estimated"
-        if candidate.account.reserved > _MEMORY_MARGIN * outcome.usable:
-            candidate.status = "memory"
-            need, usable = candidate.account.reserved / 2**30, outcome.usable / 2**30
-            candidate.reason = f"would need {need:.1f} of {usable:.1f} GiB, extended from smaller runs"
+        self._check_memory(candidate, extended.allocated)
 
-    def _least(self, candidate: RecipeState) -> Account:
-        """Return the account, with the least time that the whole can take, of a run with the fewest micro-batches."""
+    def _check_memory(self, candidate: RecipeState, need: float) -> None:
+        """Mark a candidate that needs ``need`` bytes of GPU memory where a GPU has less."""
+        usable = candidate.pieces[0].usable
+        if need > usable:
+            candidate.status = "memory"
+            candidate.reason = (
+                f"needs at least {need / 2**30:.1f} of {usable / 2**30:.1f} GiB, extended from smaller runs"
+            )
+
+    def _least(self, candidate: RecipeState) -> tuple[Account, str]:
+        """Return an account of the least that the whole can take, of runs with the fewest micro-batches.
+
+        Also return what its time is made of.
+        """
         pieces = range(candidate.firsts)
         accounts = [found for piece in pieces if (found := candidate.pieces[piece].account)]
         weights = [candidate.shorts[piece].weight for piece in pieces]
         weights = [weight / sum(weights) for weight in weights]
-        times = self._space.batches(candidate.recipe)
         account = combined(accounts, weights)
-        return msgspec.structs.replace(account, time=max(account.time, account.repeated * times, account.carried))
+        times = {
+            "its run with the fewest micro-batches": account.time,
+            "the computation of its micro-batches alone": account.repeated * self._space.batches(candidate.recipe),
+            "the bytes of its busiest link alone": account.carried,
+        }
+        what = max(times, key=lambda name: times[name])
+        return msgspec.structs.replace(account, time=times[what]), what
 
     def _error(self) -> float:
         return max(_LEAST_ERROR, 2 * max(self._errors)) if self._errors else _FIRST_ERROR

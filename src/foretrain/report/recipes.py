@@ -87,7 +87,7 @@ def search_lines(result: SearchResult) -> Iterator[str]:
             yield f"{_OUT[status]}, {count} recipes: {reason}"
     own = result.compared
     if own is not None:
-        if own.account is None:
+        if own.account is None or own.status in ("memory", "invalid"):
             yield f"yours, {own.recipe}: {_OUT.get(own.status, own.status)}: {own.reason}"
         else:
             value, error = objective_ratio(result, own)
