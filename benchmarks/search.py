@@ -156,16 +156,17 @@ LARGE = Case(
             "tp": [1, 2, 4, 8],
             "pp": [1, 2, 4],
             "batch": [1, 2, 3, 4, 6, 8, 16],
-            "recompute": ["none", "selective", "layers", "full"],
+            "recompute": ["none", "layers", "selective", "full"],  # the most memory first
         },
         "derived": {"pieces": "batch if pp > 1 else 1"},
         "flags": {"layers": "--layers"},
         "require": ["batch >= pp", "tp * pp <= gpus"],
-        "memory": {"grows": ["batch"]},
+        "memory": {"grows": ["batch"], "shrinks": ["tp", "recompute"]},
         "batch": "batch",
         "short": {"batch": "pp if pp > 1 else batch", "layers": "pp"},
         "short_from": 4.0,
         "tokens": "batch * 8192 * world // (tp * pp)",
+        "steps": 2,
     },
     jobs=2,
 )  # fmt: skip
@@ -311,10 +312,12 @@ def goodput_errors() -> Iterator[float]:
     """Yield how far goodput by the closed form is from the simulation, relatively, at the best interval."""
     repairs = ((0.0, 0), (4 * HOUR, 1), (24 * HOUR, 2))
     slow_times = ((6 * HOUR, HOUR, 1.0), (6 * HOUR, HOUR, 1.4), (24 * HOUR, 12 * HOUR, 1.25), (2 * HOUR, 300.0, 2.0))
-    grid = itertools.product((6 * HOUR, 24 * HOUR), (10.0, 120.0), repairs, slow_times)
-    for mtbf, checkpoint, (repair, spares), (every, lasts, slowdown) in grid:
+    checkpoints = ((10.0, 0.0), (120.0, 0.0), (2.0, 120.0))  # the last is written in the background
+    grid = itertools.product((6 * HOUR, 24 * HOUR), checkpoints, repairs, slow_times)
+    for mtbf, (checkpoint, written), (repair, spares), (every, lasts, slowdown) in grid:
         failures = Failures(
-            mtbf, checkpoint, 300.0, repair, spares, stragglers=Stragglers(every, lasts, 0.5), slowdown=slowdown
+            mtbf, checkpoint, 300.0, repair, spares, stragglers=Stragglers(every, lasts, 0.5), slowdown=slowdown,
+            written=written,
         )  # fmt: skip
         interval = best_interval(failures)
         simulated = simulated_goodput(failures, interval, work=SIMULATED_FAILURES * mtbf)

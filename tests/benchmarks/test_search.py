@@ -51,5 +51,5 @@ def test_a_space_that_there_is_not_ends_the_benchmark(benchmark):
 
 def test_goodput_by_the_closed_form_is_within_one_percent_of_the_simulation(benchmark):
     errors = [*benchmark.goodput_errors()]
-    assert len(errors) == 48
+    assert len(errors) == 72
     assert max(errors) < 0.01
