@@ -141,7 +141,7 @@ class Found:
 
 def quick() -> list[Cell]:
     """One set-up of two workers and a server, one model, no more samples of a schedule than a median needs."""
-    schedules = "fifo", P3, "bytescheduler", "prophet"
+    schedules = "fifo", "bytescheduler", "prophet"
     return [Cell(Setup(2, 1, "1Gbps"), "resnet50", 1.0, 0.1, iterations=15, rounds=1, warmup=1, schedules=schedules)]
 
 
