@@ -8,8 +8,8 @@ schedule     the project's own policy, in the training loop of its simulator, wi
 operations   `BoundedLoss`: the stages of `foretrain.comm.bounded.plans`, each when all of the one before has come,
              under the simulated `Bounded`, as many at once as the schedule starts. `AllReduce`: a ring under NewReno,
              one operation at a time, and the next one in what it leaves free. They complete in their order.
-control      before an operation all ranks tell rank 0 that they are ready, and it tells all to begin: over TCP, through
-             the same losses
+control      before an operation all ranks tell rank 0 that they are ready, and it tells all to begin. None of these
+             messages is lost: where one is, the next one of the same connection tells at once
 background   bursts of other hosts at the lab's times, in one queue with what they delay
 overheads    what a host adds, which no simulation knows: measured once, alone on the lab, without losses
 
@@ -130,8 +130,10 @@ def forecast(
         seeds: of losses, and of when bursts begin.
     """
     times: list[float] = []
+    largest = min(max(sizes), int(spec(schedule).settings.get("partition", max(sizes))))
     for seed in seeds:
-        carrier, work = _Carrier(_Lab(place, transport, seed), overheads), _workload(place, sizes, overheads)
+        carrier = _Carrier(_Lab(place, transport, seed, largest), overheads)
+        work = _workload(place, sizes, overheads)
         nominal = CostModel(overheads.of(0), per_byte(rate_of(place), 2 * (place.hosts - 1) / place.hosts))
         times += _steps(Job.of(work, cost or nominal), work, schedule, carrier, steps)
         if not place.loss and not place.background:
@@ -141,7 +143,7 @@ def forecast(
 
 def alone(place: Place, size: int, transport: AllReduce | BoundedLoss) -> float:
     """Return the seconds of one operation of ``size`` bytes in an empty network."""
-    lab = _Lab(place, transport, 0)
+    lab = _Lab(place, transport, 0, size)
     network = lab.packets.online()
     network.advance(network.predict(lab.agree(network)))
     return network.predict(lab.begin(network, Chunk("all_reduce", (), size), 0)) / SECOND
@@ -215,15 +217,17 @@ class _Lab:
         place: hosts, rate and conditions.
         transport: sums gradients.
         seed: of losses, and of when bursts begin.
+        largest: bytes of the largest tensor, or partition.
 
     Attributes:
         packets: the network.
+        agreement: what it takes all ranks to agree on an operation where packets are lost, ps; see above.
         ranks, transport: as above.
         burst: bytes of background traffic that all its hosts send to the last rank at once.
         phase: of the bursts, as a share of the time from one to the next.
     """
 
-    def __init__(self, place: Place, transport: AllReduce | BoundedLoss, seed: int) -> None:
+    def __init__(self, place: Place, transport: AllReduce | BoundedLoss, seed: int, largest: int) -> None:
         # With bands, what is marked goes before background flows, which are not.
         first = place.bands > 1 and isinstance(transport, BoundedLoss)
         rate, share = rate_of(place), 0.0 if first else place.background
@@ -237,17 +241,18 @@ class _Lab:
         # What all may have under way at the beginning is no congestion.
         first = (place.hosts - 1) * carried.first_window * (carried.payload + carried.header)
         held = round(_HELD * rate / SECOND) + first
-        if isinstance(transport, BoundedLoss):  # acknowledgements wait in two such queues, and are not lost for that
-            carried = replace(carried, least_timeout=round(2 * held / rate * SECOND))
+        if isinstance(transport, BoundedLoss):
+            # Acknowledgements wait in two such queues, behind an array's other packets, and are not lost for that.
+            waits = round(2 * min(held, largest / place.hosts) / rate * SECOND)
+            carried = replace(carried, least_timeout=max(SETTINGS.least_timeout, waits))
         losses = LinkLosses.bursts(place.loss, getattr(place, "burst", 1.0)) if place.loss else None
-        self.packets = Packets(
-            where,
-            transport=carried,
-            hosts=Queues(mark_from=held, mark_to=held),
-            switches=switch_queues(place, transport),
-            losses=dict.fromkeys(into, losses) if losses else None,
-            seed=seed,
-        )
+        queues = {"hosts": Queues(mark_from=held, mark_to=held), "switches": switch_queues(place, transport)}
+        self.packets = Packets(where, transport=carried, **queues, seed=seed)
+        self.agreement: Time | None = None
+        if losses:
+            network = self.packets.online()
+            self.agreement = network.predict(self.agree(network))
+            self.packets = Packets(where, transport=carried, **queues, losses=dict.fromkeys(into, losses), seed=seed)
 
     def agree(self, network: Online) -> ProgramHandle:
         """Start the messages by which all ranks agree on the next operation."""
@@ -392,8 +397,16 @@ class _Carrier:
         world.schedule(world.now() + self._overheads.of(chunk.size), TIMER, self._agree, world, self._waiting[-1])
 
     def _agree(self, world: VirtualWorld, operation: _Operation) -> None:
+        if self._lab.agreement is not None:
+            world.schedule(world.now() + self._lab.agreement, TIMER, self._agreed, world, operation)
+        else:
+            self._pass(world)
+            self._agreeing[self._lab.agree(self._network)] = operation
+            self._arm(world)
+
+    def _agreed(self, world: VirtualWorld, operation: _Operation) -> None:
+        operation.agreed = True
         self._pass(world)
-        self._agreeing[self._lab.agree(self._network)] = operation
         self._arm(world)
 
     def _pass(self, world: VirtualWorld) -> None:
