@@ -311,9 +311,7 @@ def test_the_page_and_the_numbers_hold_every_recipe(tmp_path: Path) -> None:
 
 def test_ones_own_recipe_that_has_too_little_memory_is_told_to(tmp_path: Path) -> None:
     found, _ = searched(tmp_path, exhaustive=True)
-    own = replace(
-        found.ranked[-1], status="memory", reason="needs at least 99.0 of 80.0 GiB, extended from smaller runs"
-    )
+    own = replace(found.ranked[-1], status="memory", reason="needs 99.0 of 80.0 GiB, extended from smaller runs")
     lines = [*summary_lines(SearchResult(found, "dgx-h100:2", 16, own))]
     assert lines[-1] == f"yours, {own.recipe}: out of memory: {own.reason}"
 

@@ -52,8 +52,7 @@ class Account(msgspec.Struct, frozen=True):
         kernels: time by kernel's name on that rank.
         repeated: time of kernels there that every micro-batch launches again.
         flops: of a GPU in the mean, recomputation counted once.
-        reserved: GPU memory at its peak, on the rank that needs most; in an account that is extended from smaller runs
-            that of tensors alone, since the allocator's cache does not grow evenly.
+        reserved: GPU memory at its peak, on the rank that needs most.
         state: parameters and the optimizer's state, on the rank that has most.
         carried: time in which the busiest link would carry the step's bytes at its full rate.
         launches: kernels of a step.

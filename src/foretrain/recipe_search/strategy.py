@@ -13,10 +13,14 @@ A recipe is left alone as soon as something shows that it cannot be the best. Th
 are made first, and a part takes no longer than the whole. Products, attention, and a layer's normalisation, dropout and
 activation are launched for each micro-batch, those of an optimizer's step aside, so that the whole takes at least their
 time there times as many micro-batches, whatever is hidden behind them ("compute alone"); and the busiest link's bytes
-at its full rate ("bytes alone"). The whole also needs at least the memory of their tensors, extended to all layers: its
-peak is where most are alive, and grows no slower with more layers. What the allocator reserves beyond that is no
-bound: it gives way. What has too little memory has so with more of what needs it: recipes that differ only by that are
-not run.
+at its full rate ("bytes alone"). What has too little memory has so with more of what needs it: recipes that differ only
+by that are not run.
+
+# Note [Extended memory]
+Neither the peak of tensors nor what the allocator reserves is linear in a few layers: a second layer has buffers that a
+third shares with it, and a cache grows by whole blocks. Either may come out much too large, seldom both, so the smaller
+of the two counts; a recipe is out where that is clearly more than there is, already by its runs with the fewest
+micro-batches.
 """
 
 from __future__ import annotations
@@ -48,6 +52,8 @@ _SHORT_STEPS = 2
 _FIRST_ERROR = 0.05
 """Relative error of an extended forecast until one has been seen."""
 _LEAST_ERROR = 0.005
+_MEMORY_MARGIN = 1.05
+"""Extended memory over what there is from which on a whole run is not tried; see Note [Extended memory]."""
 _SHOWN = 3
 """Recipes to run whole at least."""
 _SAME_FAILURE = 6
@@ -318,23 +324,21 @@ class Search:
         if candidate.firsts < len(candidate.shorts):
             least, candidate.bound_by = self._least(candidate)
             candidate.bound = self._objective(least, candidate.recipe)
-            self._check_memory(candidate, least.allocated)
+            self._check_memory(candidate, least)
         if len(candidate.pieces) < len(candidate.shorts) or candidate.out:
             return
         accounts = [piece.account for _, piece in sorted(candidate.pieces.items())]
         extended = combined([one for one in accounts if one], [short.weight for short in candidate.shorts])
-        candidate.account = msgspec.structs.replace(extended, reserved=extended.allocated)
+        candidate.account = msgspec.structs.replace(extended, reserved=min(extended.reserved, extended.allocated))
         candidate.status = "estimated"
-        self._check_memory(candidate, extended.allocated)
+        self._check_memory(candidate, extended)
 
-    def _check_memory(self, candidate: RecipeState, need: float) -> None:
-        """Mark a candidate that needs ``need`` bytes of GPU memory where a GPU has less."""
-        usable = candidate.pieces[0].usable
-        if need > usable:
+    def _check_memory(self, candidate: RecipeState, extended: Account) -> None:
+        """Mark a candidate that needs clearly more memory than a GPU has; see Note [Extended memory]."""
+        need, usable = min(extended.reserved, extended.allocated), candidate.pieces[0].usable
+        if need > _MEMORY_MARGIN * usable:
             candidate.status = "memory"
-            candidate.reason = (
-                f"needs at least {need / 2**30:.1f} of {usable / 2**30:.1f} GiB, extended from smaller runs"
-            )
+            candidate.reason = f"needs {need / 2**30:.1f} of {usable / 2**30:.1f} GiB, extended from smaller runs"
 
     def _least(self, candidate: RecipeState) -> tuple[Account, str]:
         """Return an account of the least that the whole can take, of runs with the fewest micro-batches.
