@@ -156,14 +156,14 @@ LARGE = Case(
             "tp": [1, 2, 4, 8],
             "pp": [1, 2, 4],
             "batch": [1, 2, 3, 4, 6, 8, 16],
-            "recompute": ["none", "layers", "selective", "full"],  # the most memory first
+            "recompute": ["none", "selective", "layers", "full"],
         },
         "derived": {"pieces": "batch if pp > 1 else 1"},
         "flags": {"layers": "--layers"},
         "require": ["batch >= pp", "tp * pp <= gpus"],
-        "memory": {"grows": ["batch"], "shrinks": ["tp", "recompute"]},
+        "memory": {"grows": ["batch"], "shrinks": ["tp"]},
         "batch": "batch",
-        "short": {"batch": "pp if pp > 1 else batch", "layers": "pp"},
+        "short": {"batch": "pp if pp > 1 else batch", "layers": "2 * pp"},  # two, as every other may be recomputed
         "short_from": 4.0,
         "tokens": "batch * 8192 * world // (tp * pp)",
         "steps": 2,
