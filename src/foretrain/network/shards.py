@@ -17,7 +17,7 @@ from foretrain.network.switch_cluster import MESSAGE
 ALIGN: Final = 64
 """Parts begin at multiples of a cache line, so that no element of any type is cut."""
 
-_LEAST: Final = 64 << 10
+_LEAST: Final = 128 << 10
 """Bytes of a part that is made smaller for the sake of balance: below it a message costs more than its bytes."""
 
 

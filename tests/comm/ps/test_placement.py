@@ -57,7 +57,7 @@ def test_a_partition_is_on_all_shards():
     assert part_limit({"partition": 400_000}, 1) == MESSAGE
     assert part_limit({"slice": 400_000}, 2) == MESSAGE // 2
     assert part_limit({"partition": 4_000_000}, 2) == part_limit({"partition": 1 << 34}, 16) == MESSAGE
-    assert part_limit({"partition": 1000}, 2) == 64 << 10
+    assert part_limit({"partition": 1000}, 2) == 128 << 10
     assert part_limit({}, 4, message=1 << 30) == (1 << 30) // 4
 
 
