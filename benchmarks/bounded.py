@@ -284,7 +284,8 @@ def lossy(place: Place) -> dict[str, Any]:
                 session = stack.enter_context(
                     ft.Session(schedule, transport, warmup=OBSERVED, address=f"{host}:{port + 1 + number}")
                 )
-            tasks = session.declare([(f"layer{k}", each.nbytes, "float32") for k, each in enumerate(gradients)])
+                # This connects the ranks.
+                tasks = session.declare([(f"layer{k}", each.nbytes, "float32") for k, each in enumerate(gradients)])
             trained[name] = session, tasks
 
         def train(name: str, steps: int) -> list[float]:
