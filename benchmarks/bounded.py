@@ -8,18 +8,19 @@ lossy     a session of twelve layers whose communication takes as long as its co
           with bounded loss (p = 5 %) over the transposed all-reduce; beside each the forecast of the packet
           simulation of the same lab (bounded_forecast.py), which knows of the hosts what all-reduces of two sizes take
           there without losses, measured once per number of hosts and TCP; where packets are lost, also LTP's and
-          OptiReduce's rules in the same transport (docs/bounded.md), error feedback, and P3 over a parameter server
-          beside rank 0, over TCP and with bounded loss, without a forecast
+          OptiReduce's rules in the same transport (docs/bounded.md), error feedback, and schedules over a parameter
+          server beside rank 0, over TCP (P3, ByteScheduler, Prophet) and with bounded loss (P3), without a forecast
 training  real models on real data until an accuracy is reached (bounded_training.py)
 
 Incast: four more hosts send bursts of unmarked UDP to the last host's port. Three bands: its switch serves what is
 marked first, as bounded loss marks its packets; TCP marks none, and shares the last band with the bursts. --full has
 TCP beside it whose packets are all in the first band ("marked-tcp").
 
-A ratio is TCP's time over ours: above 1, ours is faster. --quick trains nothing, so that RESULT's tta_vs_best_tcp and
-accuracy_delta are nan there: a time to accuracy of one seed says nothing, and five seeds take minutes. --full takes
-about 45 minutes: with --json FILE each place is kept there as soon as it is measured, and the next run with the same
-FILE goes on from it, and says so; --only KIND… measures some, so that several runs make one FILE. Needs root.
+A ratio is TCP's time over ours: above 1, ours is faster; but RESULT's p99_vs_best_tcp is ours over TCP's. p99 of 60
+steps is the slowest. --quick trains nothing, so that RESULT's tta_vs_best_tcp and accuracy_delta are nan there: a time
+to accuracy of one seed says nothing, and five seeds take minutes. --full takes about 45 minutes: with --json FILE each
+place is kept there as soon as it is measured, and the next run with the same FILE goes on from it, and says so; --only
+KIND… measures some, so that several runs make one FILE. Needs root.
 """
 
 from __future__ import annotations
@@ -237,11 +238,11 @@ def papers(tolerance: float) -> dict[str, Any]:
 
 
 @contextmanager
-def server(hosts: int) -> Iterator[str]:
-    """A parameter server beside rank 0, which starts it; its address, for all ranks."""
+def server(hosts: int, number: int) -> Iterator[str]:
+    """A parameter server beside rank 0, which starts it, the ``number``-th there; its address, for all ranks."""
     from foretrain.launch.child_processes import ServerProcess, end_servers, server_command
 
-    address = f"{os.environ['MASTER_ADDR']}:{int(os.environ['MASTER_PORT']) + 100}"
+    address = f"{os.environ['MASTER_ADDR']}:{int(os.environ['MASTER_PORT']) + 100 + number}"
     started = []
     try:
         if os.environ["RANK"] == "0":
@@ -277,7 +278,9 @@ def lossy(place: Place) -> dict[str, Any]:
     gradients = [np.ones(size, np.float32) for size in sizes(place)]
     with ExitStack() as stack:
         if place.papers:
-            cases["tcp-server p3"] = "p3", ft.ParameterServer(stack.enter_context(server(place.hosts)))
+            for number, name in enumerate(("p3", *place.schedules[1:])):
+                address = stack.enter_context(server(place.hosts, number))
+                cases[f"tcp-server {name}"] = name, ft.ParameterServer(address)
         trained: dict[str, Any] = {}
         for number, (name, (schedule, transport)) in enumerate(cases.items()):
             with marked() if name.startswith("marked") else nullcontext():

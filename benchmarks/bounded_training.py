@@ -161,12 +161,15 @@ def table(place: Any, found: dict[str, Any]) -> dict[str, float]:
             f"  {name:10s} {target:.0%} after {shown} ({len(there)} of {len(times[name])} seeds), all steps {steps:.2f}"
             f" s, accuracy {fmean(final[name]):.2%}  {found['lost'].get(name, '')}"
         )
-    pairs = [
-        (min((times[name][seed] or (0, float("inf")))[1] for name in names if name.startswith("tcp")), ours[1])
-        for seed, ours in enumerate(times["bounded"])
-        if ours is not None
+    never = 0, float("inf")
+    best_of_tcp = (
+        min((times[name][seed] or never)[1] for name in names if name.startswith("tcp")) for seed in range(place.seeds)
+    )
+    # Where ours never gets there, the ratio is 0.
+    ratios = [
+        best / ours[1] if ours is not None else 0.0 for best, ours in zip(best_of_tcp, times["bounded"], strict=True)
     ]
-    ratio = median(best / ours for best, ours in pairs) if pairs else 0.0
+    ratio = median(ratios)
     best = max((name for name in names if name.startswith("tcp")), key=lambda name: fmean(final[name]))
     deltas = [ours - theirs for ours, theirs in zip(final["bounded"], final[best], strict=True)]
     delta = fmean(deltas)

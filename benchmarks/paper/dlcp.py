@@ -68,7 +68,7 @@ def _more(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         default=MEASURED,
-        help="what `benchmarks/bounded.py --full --json FILE` has measured in the lab; by default of 2026-11-25",
+        help="what `benchmarks/bounded.py --full --json FILE` has measured in the lab",
     )
     parser.add_argument("--only", choices=PARTS, action="append", help="this part alone")
 
