@@ -289,20 +289,19 @@ def lossy_places(measured: Mapping[str, Any]) -> str:
     for one in measured["places"]:
         place, times = one["place"], {name: sorted(each) for name, each in one["ms"].items()}
         shown = {name: (median(each), each[min(len(each) - 1, int(0.99 * len(each)))]) for name, each in times.items()}
-        sides = [
-            min((shown[name], name) for name in shown if name.split()[0] in kinds)
-            for kinds in (("tcp", "tcp-server"), ("bounded", "bounded-server"))
-        ]
-        (tcp, tcp_name), (ours, our_name) = sides
-        ratios = [
-            f"**{ratio:.2f}**" if ratio >= least else f"{ratio:.2f}"
-            for ratio, least in zip((tcp[0] / ours[0], tcp[1] / ours[1]), (1.1, 1.5), strict=True)
-        ]
-        both = [f"{_milliseconds(middle)}, {_milliseconds(tail)}" for middle, tail in (tcp, ours)]
-        names = [_of_case(name) for name in (tcp_name, our_name)]
-        rows.append(
-            f"| {_lossy_place(place)} | {both[0]} | {names[0]} | {both[1]} | {names[1]} | {', '.join(ratios)} |"
-        )
+        for first in (("tcp", "tcp-server"), *[("marked-tcp",)] * place["marked"]):
+            (tcp, tcp_name), (ours, our_name) = (
+                min((shown[name], name) for name in shown if name.split()[0] in kinds)
+                for kinds in (first, ("bounded", "bounded-server"))
+            )
+            ratios = [
+                f"**{ratio:.2f}**" if ratio >= least else f"{ratio:.2f}"
+                for ratio, least in zip((tcp[0] / ours[0], tcp[1] / ours[1]), (1.1, 1.5), strict=True)
+            ]
+            both = [f"{_milliseconds(middle)}, {_milliseconds(tail)}" for middle, tail in (tcp, ours)]
+            names = [_of_case(name) for name in (tcp_name, our_name)]
+            where = _lossy_place(place) + ", TCP marked, too" * ("marked-tcp" in first)
+            rows.append(f"| {where} | {both[0]} | {names[0]} | {both[1]} | {names[1]} | {', '.join(ratios)} |")
         quiet = not place["loss"] and not place["background"]
         errors[quiet] += [one["forecast_ms"][name] / shown[name][0] - 1 for name in one["forecast_ms"]]
     every = errors[True] + errors[False]
