@@ -67,8 +67,8 @@ _FASTEST = 6.25e8
 """Bytes/s where a lab has no rate."""
 _ITEM, _MOST_LOST = 4, 8
 """Bytes of an element, and the share of an array's packets that may be lost, as in engine.cpp."""
-_IMPORTANT = 0.5
-"""Share of an array's packets that no switch drops first, where they are told by magnitude or layer."""
+_IMPORTANT = {"packet": 0.0, "layer": 0.5, "magnitude": 0.75}
+"""Share of packets that no switch drops first; by magnitude half of those of front layers, and all of the back."""
 _HELD: Time = MILLISECOND
 """How long packets wait that count as marked, as in engine.cpp, Note [Delay]."""
 _FULL = 110
@@ -349,7 +349,6 @@ def _simulated(transport: AllReduce | BoundedLoss, loss: float, rate: float) -> 
     packet = payload + signal
     until_marked = _HELD * rate / SECOND + 2 * packet
     window = min(SETTINGS.first_window, max(2, round(until_marked / packet)))
-    important = 0.0 if transport.droppable == "packet" else _IMPORTANT
     return replace(
         SETTINGS,
         payload=payload,
@@ -357,7 +356,7 @@ def _simulated(transport: AllReduce | BoundedLoss, loss: float, rate: float) -> 
         reply=signal,
         prompt=True,
         first_window=window,
-        important=important,
+        important=_IMPORTANT[transport.droppable],
     )
 
 

@@ -171,7 +171,7 @@ class BoundedLoss:
             what was added before, so each of their hops may lose less; see `foretrain.comm.bounded.plans`. "ps": a
             server, a process beside rank 0, sums everything: all of it crosses that host's link, N times.
         droppable: which packets switches may drop rather than mark: "packet": all; "layer": those of the front half of
-            the layers; "magnitude": the half whose values were smaller on average in the step before.
+            the layers; "magnitude": the half of these whose values were smaller on average in the step before.
         missing: "zero": what a rank's contribution to a sum loses counts as zero. "rescale": the sum of what came is
             multiplied by N over how many ranks it is from. "feedback": a rank adds what was lost of its contribution to
             its next one (error feedback). The latter two need one hop from a rank to the sum: "transpose" or "ps".

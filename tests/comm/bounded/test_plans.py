@@ -107,13 +107,14 @@ def ledger(**options):
     return layout, Ledger.of(BoundedLoss(**options), layout, TASKS, 2)
 
 
-def test_small_tensors_and_the_first_steps_are_reliable():
+def test_small_tensors_and_the_first_steps_are_reliable_and_back_layers_important():
     layout, made = ledger(reliable_steps=1, reliable_bytes=400)
     whole = layout.runs([])
     whole = [layout.place(0)._replace(end=1602)]
     first, second = made.hint(whole), made.hint(whole)
     assert (first.tolerance, second.tolerance) == (0.0, 0.01)
     assert second.vital.tolist() == [[0, 400], [4400, 4408]]
+    assert second.important.tolist() == [[4400, 4408], [4408, 6408]]
     assert (first.slot, first.urgency) == (0, 0.0)
     assert made.hint([layout.place(3)]).urgency == 0.75
     assert Ledger.of(AllReduce(), layout, TASKS, 2) is None

@@ -22,7 +22,7 @@ priority by class, and WRED by precedence with ECN, are all that has to be confi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +34,8 @@ HISTORY = 32
 """Numbers that a rule of ending keeps of an array."""
 NEVER = 1 << 62
 """Nanoseconds that do not pass."""
+NO_EXTENTS = np.zeros((0, 2), np.int64)
+"""Nothing of an array, as `Hint` has it."""
 
 
 def service_of(urgency: int, precedence: int) -> int:
@@ -54,6 +56,7 @@ class Hint:
         urgency: 0 for what is needed first, towards 1 for what is needed last.
         tolerance: share of it that may be lost; None leaves that to the collectives.
         vital: (n, 2), first byte and the one behind the last of what may not be lost, ascending.
+        important: (n, 2), the same of what may be lost, but not dropped first by switches.
         tensors: (n, 3), tensor, and its first element and the one behind the last of what there is of it, in the
             array's order; for a server that updates.
     """
@@ -61,7 +64,8 @@ class Hint:
     slot: int = 0
     urgency: float = 0.0
     tolerance: float | None = None
-    vital: NDArray[np.int64] | None = None
+    vital: NDArray[np.int64] = field(default_factory=lambda: NO_EXTENTS)
+    important: NDArray[np.int64] = field(default_factory=lambda: NO_EXTENTS)
     tensors: NDArray[np.int64] | None = None
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrain.comm.bounded import CLASSES, SERVICES, Hint, Loss
+from foretrain.comm.bounded import CLASSES, NO_EXTENTS, SERVICES, Hint, Loss
 from foretrain.comm.bounded.engine import HEADER, BoundedEngine, EngineFailed, Path, open_socket, own_path
 from foretrain.comm.bounded.optireduce import transform
 from foretrain.comm.bounded.plans import Algorithm, BoundedOperation, encode, scratch, stages
@@ -39,8 +39,8 @@ from foretrain.units import MILLISECOND
 logger = logging.getLogger("foretrain")
 
 _PLANS_KEPT = 1024
-_TAGGINGS = {"packet": 0, "layer": 1, "magnitude": 2}
-_NO_EXTENTS = np.zeros((0, 2), np.int64)
+_SMALL = 500
+"""Thousandths of an array's packets that are small, of those that are compared by magnitude."""
 _HEADER_ON_WIRE = HEADER + 28 + 38
 """Bytes of a packet on the wire besides its data: ours, UDP and IPv4, Ethernet with preamble and gap."""
 SETTINGS = Bounded(first_window=16, least_timeout=MILLISECOND, tolerance=0.0)
@@ -152,9 +152,9 @@ class BoundedCollectives:
         ranks: number of those that have values.
         over: who sums what, see `foretrain.comm.bounded.plans`.
         tolerance: p, the share of each rank's contribution to a sum that may be lost, where no hint says it.
-        droppable: which packets switches may drop rather than mark: "packet": all; "layer": those of front layers;
-            "magnitude": those whose values are small on average, compared with the step before.
-        share: of packets that may be dropped, by layer and by magnitude.
+        droppable: which packets switches may drop rather than mark: "packet": all; "layer": all but what a hint has as
+            important, back layers; "magnitude": those of them whose values are small on average, compared with the
+            array before.
         rescale: whether a sum that misses contributions is multiplied by N over how many came.
         feedback: whether what is lost of a contribution is added to the next one of the same slot; see Note [Feedback].
         hadamard: whether contributions are transformed, also where nothing may be lost, since tolerances may differ
@@ -175,7 +175,6 @@ class BoundedCollectives:
         over: Algorithm = "transpose",
         tolerance: float = 0.0,
         droppable: Droppable = "packet",
-        share: float = 0.5,
         rescale: bool = False,
         feedback: bool = False,
         hadamard: bool = False,
@@ -183,7 +182,7 @@ class BoundedCollectives:
         self.engine, self.rank, self.ranks, self._tolerance = engine, rank, ranks, tolerance
         self.state: ServerState | None = None
         self._over: Algorithm = over
-        self._droppable, self._share = droppable, share
+        self._droppable = droppable
         self._rescales = ranks if rescale else 0
         self._feedback, self._hadamard = feedback, hadamard
         self._unsent: dict[tuple[int, BoundedOperation, int], list[tuple[slice, NDArray[Any]]]] = {}
@@ -260,8 +259,10 @@ class BoundedCollectives:
             plan = self._encoded(operation, len(values), values.itemsize, tolerance, kind, hint, waits)
             self._unfinished.append(work)
             self._begin(work, values, bfloat16, replace(hint, tolerance=tolerance))
-            vital = _NO_EXTENTS if hint.vital is None else hint.vital
-            self.engine.submit(plan, work.values, vital, None if pulled is None else pulled.view(np.uint8))
+            important = NO_EXTENTS if self._droppable == "packet" else hint.important
+            self.engine.submit(
+                plan, work.values, hint.vital, important, None if pulled is None else pulled.view(np.uint8)
+            )
         return work
 
     def _prepare(self, work: BoundedWork, bfloat16: bool, hint: Hint) -> None:
@@ -275,8 +276,7 @@ class BoundedCollectives:
         values = work.values.view(work.dtype)
         transformed = self._hadamard and (bfloat16 or values.dtype.kind == "f")
         key = hint.slot, work.operation, len(values)
-        vital = _NO_EXTENTS if hint.vital is None else hint.vital
-        work.sent = _Sent(key, transformed, bfloat16, None, vital)
+        work.sent = _Sent(key, transformed, bfloat16, None, hint.vital)
         if transformed:
             self._transform(work, work.sent, back=False)
         for place, lost in self._unsent.pop(key, ()):
@@ -327,15 +327,12 @@ class BoundedCollectives:
             self._plans[key] = len(plan), scratch(plan), encode(plan)
         length, memory, numbers = self._plans[key]
         urgency = min(int(hint.urgency * CLASSES), CLASSES - 1)
-        tagging = _TAGGINGS[self._droppable]
-        if self._droppable == "layer":
-            tagging = int(urgency >= self._share * CLASSES)
+        small = _SMALL if self._droppable == "magnitude" else 0
         code = list(KINDS).index(kind)
-        quantile = round(1000 * self._share)
         serves, updates = self.rank == self.ranks, operation == "update"
         rescales = self._rescales if serves or not updates else 0
         gate = 1 if serves and updates else -1
-        header = [length, code, count * item, memory, hint.slot, urgency, tagging, quantile, int(waits), rescales, gate]
+        header = [length, code, count * item, memory, hint.slot, urgency, small, int(waits), rescales, gate]
         return np.array(header + numbers, np.int64)
 
     def _finish_all(self) -> None:

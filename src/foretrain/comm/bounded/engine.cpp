@@ -188,7 +188,9 @@ struct Settings {
 
 // Numbers of an encoded operation; see plans.py.
 struct PlanHeader {
-    int64_t stages, kind, size, scratch, slot, traffic_class, tagging, quantile_millis, waits, rescales;
+    int64_t stages, kind, size, scratch, slot, traffic_class;
+    int64_t small;  // thousandths of an array's packets that switches may drop, as their values are small; 0: all may
+    int64_t waits, rescales;
     int64_t gate;  // the stage that begins only when Python says so, or -1; see Note [Pulls]
 };
 struct StageHeader {
@@ -203,8 +205,6 @@ struct ReceiveNumbers {
 struct SumNumbers {
     int64_t into_scratch, into, from_scratch, from, size;
 };
-
-enum Tagging : int64_t { DROPPABLE, ALL_IMPORTANT, BY_MAGNITUDE };
 
 // ── State ──
 
@@ -243,7 +243,7 @@ struct Operation {
     uint32_t number;
     std::vector<int64_t> plan;      // a copy: PlanHeader, then the stages
     std::vector<const int64_t*> stages;
-    std::vector<int64_t> extents;   // pairs: first vital byte and the one behind the last, ascending
+    std::vector<int64_t> vital, important;  // pairs: first such byte and the one behind the last, ascending
     char *values, *pulled;          // pulled: null where nothing is
     std::unique_ptr<char[]> scratch;
     std::vector<Receive> receives;
@@ -307,10 +307,12 @@ class Engine {
 
     void start() { thread_ = std::thread(&Engine::work, this); }
 
-    void submit(const int64_t* plan, int64_t numbers, char* values, char* pulled, const int64_t* vital, int64_t extents) {
+    void submit(const int64_t* plan, int64_t numbers, char* values, char* pulled, const int64_t* vital, int64_t vitals,
+                const int64_t* important, int64_t importants) {
         auto made = std::make_unique<Operation>();
         made->plan.assign(plan, plan + numbers);
-        made->extents.assign(vital, vital + 2 * extents);
+        made->vital.assign(vital, vital + 2 * vitals);
+        made->important.assign(important, important + 2 * importants);
         made->values = values;
         made->pulled = pulled;
         {
@@ -519,7 +521,7 @@ class Engine {
         int64_t& budget = peers_[made.from].budget, share = made.size - made.need;
         budget = std::max(budget, std::min(budget + share, CARRY * share));
         made.vital.reset(made.packets, false);
-        mark_vital(op, numbers.place, numbers.size, made.vital);
+        mark(op.vital, numbers.place, numbers.size, made.vital);
         if (made.pulled)
             for (int64_t i : lost_pulls_[place_of(op, made)]) made.vital.set(i);
         made.vital_missing = made.vital.total();
@@ -530,10 +532,10 @@ class Engine {
         return {op.header().slot, receive.stage, receive.from, receive.size};
     }
 
-    // Sets the bits of packets that have some of what is vital, of an array of `size` bytes at `place` of the values.
-    void mark_vital(const Operation& op, int64_t place, int64_t size, Bits& packets) const {
-        for (size_t k = 0; k < op.extents.size(); k += 2) {
-            int64_t from = std::max(op.extents[k] - place, int64_t(0)), to = std::min(op.extents[k + 1] - place, size);
+    // Sets the bits of packets that have some of these extents, of an array of `size` bytes at `place` of the values.
+    void mark(const std::vector<int64_t>& extents, int64_t place, int64_t size, Bits& packets) const {
+        for (size_t k = 0; k < extents.size(); k += 2) {
+            int64_t from = std::max(extents[k] - place, int64_t(0)), to = std::min(extents[k + 1] - place, size);
             for (int64_t i = from / set_.payload; from < to && i <= (to - 1) / set_.payload; ++i) packets.set(i);
         }
     }
@@ -599,27 +601,26 @@ class Engine {
     // Decides which packets are important.
     void tag(Operation& op, Send& send, bool reliable) {
         const PlanHeader& header = op.header();
-        send.important.reset(send.packets, reliable || header.tagging != DROPPABLE);
-        if (reliable) return;
-        if (header.tagging == BY_MAGNITUDE && header.kind <= 3) tag_by_magnitude(header, send);
-        mark_vital(op, send.offset, send.size, send.important);
+        bool compares = header.small && header.kind <= 3;  // of integers all are important
+        send.important.reset(send.packets, reliable || (header.small && !compares));
+        mark(op.vital, send.offset, send.size, send.important);
+        mark(op.important, send.offset, send.size, send.important);
+        if (compares && !reliable) tag_by_magnitude(header, send);
     }
 
-    // Takes packets for unimportant whose mean magnitude is below a quantile of the last time.
+    // Takes for important, of the packets that are not, those whose mean magnitude is a quantile of the last time or more.
     void tag_by_magnitude(const PlanHeader& header, Send& send) {
-        std::vector<float> mean(send.packets);
-        for (int64_t i = 0; i < send.packets; ++i) {
-            int64_t size = std::min(set_.payload, send.size - i * set_.payload);
-            mean[i] = magnitude(header.kind, send.data + i * set_.payload, size);
-        }
         int64_t key = (header.slot * 64 + send.stage) * set_.ranks + send.to;
         auto known = thresholds_.find(key);
-        if (known != thresholds_.end())
-            for (int64_t i = 0; i < send.packets; ++i)
-                if (mean[i] < known->second) send.important.clear(i);
-        auto place = mean.begin() + int64_t(mean.size()) * header.quantile_millis / 1000;
-        if (place == mean.end()) return;
-        std::nth_element(mean.begin(), place, mean.end());
+        std::vector<float> means;
+        for (int64_t i = send.important.next(0, false); i < send.packets; i = send.important.next(i + 1, false)) {
+            int64_t size = std::min(set_.payload, send.size - i * set_.payload);
+            means.push_back(magnitude(header.kind, send.data + i * set_.payload, size));
+            if (known == thresholds_.end() || means.back() >= known->second) send.important.set(i);
+        }
+        if (means.empty()) return;
+        auto place = means.begin() + int64_t(means.size()) * header.small / 1000;
+        std::nth_element(means.begin(), place, means.end());
         thresholds_[key] = *place;
     }
 
@@ -1441,8 +1442,9 @@ EXPORTED void foretrain_bounded_peer(Engine* engine, int64_t rank, const void* a
 
 // Hands an operation over, in the order of all ranks.
 EXPORTED void foretrain_bounded_submit(Engine* engine, const int64_t* plan, int64_t numbers, char* values, char* pulled,
-                                       const int64_t* vital, int64_t extents) {
-    engine->submit(plan, numbers, values, pulled, vital, extents);
+                                       const int64_t* vital, int64_t vitals, const int64_t* important,
+                                       int64_t importants) {
+    engine->submit(plan, numbers, values, pulled, vital, vitals, important, importants);
 }
 
 EXPORTED void foretrain_bounded_start(Engine* engine) { engine->start(); }

@@ -190,19 +190,22 @@ class BoundedEngine:
         plan: NDArray[np.int64],
         values: NDArray[np.uint8],
         vital: NDArray[np.int64],
+        important: NDArray[np.int64],
         pulled: NDArray[np.uint8] | None = None,
     ) -> None:
-        """Begin an operation; the arrays stay until it is done.
+        """Begin an operation; ``values`` and ``pulled`` stay until it is done.
 
         Args:
             plan: encoded, with its header.
             values: bytes.
             vital: (n, 2), first byte and the one behind the last of what must not be lost, ascending.
+            important: the same of what switches must not drop first, besides.
             pulled: as many bytes, which a server sends in place of sums; see Note [Pulls] in engine.cpp.
         """
         back = None if pulled is None else pulled.ctypes.data
+        extents = (vital.ctypes.data, len(vital), important.ctypes.data, len(important))
         self._library.foretrain_bounded_submit(
-            self._handle, plan.ctypes.data, len(plan), values.ctypes.data, back, vital.ctypes.data, len(vital)
+            self._handle, plan.ctypes.data, len(plan), values.ctypes.data, back, *extents
         )
 
     def next_gate(self) -> int | None:

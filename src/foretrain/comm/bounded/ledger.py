@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,9 +84,11 @@ class Ledger:
         """Of each step, bytes that have been summed, and their sum of squares."""
         order = sorted(range(len(tasks)), key=lambda task: tasks[task].first_use)
         self._urgency = {task: place / len(tasks) for place, task in enumerate(order)}
+        self._back = set(order[-(-len(order) // 2) :])
+        """Tasks of the back half of the layers, which switches protect."""
         self._places = sorted((layout.place(task), task) for task in range(len(tasks)))
         self._vital = [task.size <= transport.reliable_bytes or task.index in reliable for task in tasks]
-        self._known: dict[tuple[BufferSlice, ...], tuple[int, float, NDArray[np.int64], NDArray[np.int64] | None]] = {}
+        self._known: dict[tuple[BufferSlice, ...], Hint] = {}
         self.names = [task.name for task in tasks]
         self.names += [name for name in past.names if name not in self.names] if past is not None else []
         self.lost = np.zeros((len(self.names), ranks), np.int64)
@@ -142,15 +145,16 @@ class Ledger:
         if key not in self._known:
             parts = self._parts(slices)
             urgency = min((self._urgency[task] for task, _, _ in parts), default=0.0)
-            vital = [(first, behind) for task, first, behind in parts if self._vital[task]]
+            vital = _extents(part for part in parts if self._vital[part[0]])
+            important = _extents(part for part in parts if part[0] in self._back)
             tensors = self._tensors(slices) if self._transport.updates == "servers" else None
-            self._known[key] = len(self._known), urgency, np.array(vital, np.int64).reshape(-1, 2), tensors
-        slot, urgency, vital, tensors = self._known[key]
+            self._known[key] = Hint(len(self._known), urgency, 0.0, vital, important, tensors)
+        known = self._known[key]
         step = self.step
         self.sent += self._bytes(slices)
         if self.guard is not None:
-            self._asked[slot].append(step)
-        return Hint(slot, urgency, self._tolerance(step), vital, tensors)
+            self._asked[known.slot].append(step)
+        return replace(known, tolerance=self._tolerance(step))
 
     def _bytes(self, slices: Sequence[BufferSlice]) -> int:
         return sum((each.end - each.start) * self._layout.width(each) for each in slices)
@@ -163,7 +167,7 @@ class Ledger:
     def note(self, slices: Sequence[BufferSlice], work: object) -> set[int]:
         """Book the losses of an operation on ``slices`` that is done; return tasks whose parameters lost some."""
         if self.guard is not None:
-            step = self._asked[self._known[tuple(slices)][0]].popleft()
+            step = self._asked[self._known[tuple(slices)].slot].popleft()
             self._show(self.guard, step, slices, getattr(work, "energy", float)())
         if getattr(work, "told", None) is not None:
             self._late.append((tuple(slices), work))
@@ -268,3 +272,8 @@ class Ledger:
                     found.append((task, begin, begin + (behind - first) * width))
             at += (each.end - each.start) * width
         return found
+
+
+def _extents(parts: Iterable[tuple[int, int, int]]) -> NDArray[np.int64]:
+    """Return the bytes of ``parts`` of tensors, as a `Hint` has them."""
+    return np.array([(first, behind) for _, first, behind in parts], np.int64).reshape(-1, 2)

@@ -80,7 +80,7 @@ class Beginning(msgspec.Struct, frozen=True):
         dtype: NumPy's name of the elements' type.
         bfloat16: whether the elements are that, in uint16.
         count: elements.
-        tolerance, slot, urgency, vital, tensors: of the hint.
+        tolerance, slot, urgency, vital, important, tensors: of the hint.
         groups: hyperparameters from this operation on, where they have changed.
     """
 
@@ -92,6 +92,7 @@ class Beginning(msgspec.Struct, frozen=True):
     slot: int
     urgency: float
     vital: list[tuple[int, int]]
+    important: list[tuple[int, int]]
     tensors: list[tuple[int, int, int]] = []
     groups: list[Group] | None = None
 
@@ -182,10 +183,11 @@ class ServedCollectives(BoundedCollectives):
         self._server.close()
 
     def _begin(self, work: BoundedWork, values: NDArray[Any], bfloat16: bool, hint: Hint) -> None:
-        vital, tensors = ([] if each is None else each.tolist() for each in (hint.vital, hint.tensors))
+        extents = hint.vital.tolist(), hint.important.tolist()
+        tensors = [] if hint.tensors is None else hint.tensors.tolist()
         known = (work.operation, values.dtype.name, bfloat16, len(values), hint.tolerance or 0.0)
         groups, self._groups = self._groups, None
-        self._server.tell(Beginning(*known, hint.slot, hint.urgency, vital, tensors, groups))
+        self._server.tell(Beginning(*known, hint.slot, hint.urgency, *extents, tensors, groups))
         if work.tolerant:
             work.told = threading.Event()
             self._untold.put(work)
@@ -315,8 +317,8 @@ def _work(
     number, groups, work = 0, list[Group](), None
     while (line := source.readline()).strip():
         each = msgspec.json.decode(line, type=Beginning)
-        vital = np.array(each.vital, np.int64).reshape(-1, 2)
-        hint = Hint(each.slot, each.urgency, each.tolerance, vital)
+        vital, important = (np.array(extents, np.int64).reshape(-1, 2) for extents in (each.vital, each.important))
+        hint = Hint(each.slot, each.urgency, each.tolerance, vital, important)
         values, pulled = np.zeros(each.count, each.dtype), None
         groups = each.groups or groups
         if updates is not None and each.operation == "update":
