@@ -7,6 +7,8 @@ simulated second, and a frozen dataclass costs ten times as much to make.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -15,6 +17,11 @@ from foretrain.units import Time
 
 Op: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather"]
 """Operation of a chunk. On a parameter server they mean push-and-pull, push, and pull."""
+
+Priorities: TypeAlias = Mapping[Op, Sequence[int]]
+"""Tasks of each operation, the most urgent first; of an operation that is not there, none goes before another."""
+AS_THEY_COME: Priorities = MappingProxyType({})
+"""None goes before another."""
 
 
 class Task(msgspec.Struct, frozen=True, gc=False):

@@ -332,7 +332,7 @@ def test_tensors_that_a_session_declares_reliable_arrive_whole():
                 task.ready(np.ones(count, np.float32))
             session.wait_all()
         place = session._runtime.gradients.place
-        return [session.ledger.hint([place(task)]).vital.tolist() for task in (1, 3)]
+        return [session.ledger.hint("all_reduce", [place(task)]).vital.tolist() for task in (1, 3)]
 
     for found in on_ranks(2, run, "fifo", ft.BoundedLoss(reliable_bytes=0), warmup=WARMUP):
         assert found == [[], [[0, 4 * COUNTS[3]]]]

@@ -12,6 +12,7 @@ from foretrain.simulation import simulate
 from foretrain.simulation.simulation import job_on
 from tests.scenario import (
     EXACT,
+    Trainer,
     by_step,
     layered,
     random_cluster,
@@ -156,3 +157,17 @@ def test_the_job_orders_by_first_use_and_by_release():
         assert releases == sorted(releases)
         assert sorted(job.by_urgency) == sorted(job.by_release) == list(range(len(job.tasks)))
         assert [job.tasks[i].first_use for i in job.by_urgency] == list(range(len(job.tasks)))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_of_what_is_ready_the_first_by_priority_is_sent_first(name):
+    """Gradients come while the first of them is still on its way; weights are first used in the order of tasks."""
+    run = Trainer(layered((9, 5, 3, 1), (1, 1, 1, 1), (50_000_000, 20_000_000, 40_000_000, 30_000_000)), Spec(name))
+    policy = Spec(name).build(run.job)
+    for _ in range(policy.warmup):
+        run.step([3, 2, 1, 0])
+    chunks = [chunk for when, chunk in run.step([3, 2, 1, 0]) if when > 3]
+    for op, order in policy.priorities.items():
+        places = [min(order.index(piece.task) for piece in chunk.pieces) for chunk in chunks if chunk.op == op]
+        assert len(set(places)) >= 3
+        assert places == sorted(places)

@@ -214,7 +214,9 @@ class HostRuntime:
         self.gradients, tasks = HostGradients(self._counts, self._dtypes, order), plan.job.tasks
         ranks = self._control.ranks
         self.ledger = Ledger.of(
-            *(transport, self.gradients, tasks, ranks), observed=plan.bound is None, reliable=self._reliable
+            *(transport, self.gradients, plan.job, plan.schedule, ranks),
+            observed=plan.bound is None,
+            reliable=self._reliable,
         )
         self.executor = HostExecutor(
             *(self.gradients, self._collectives, tasks, self._landed, context.failed, context.options.trace),

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from foretrain.schedule.job import CostModel, Job, Knob
 from foretrain.schedule.window import Buckets, by_size, whole
-from foretrain.tasks import Action, Done, Event, Ready, Start, StepBegin, Wake, WakeAt
+from foretrain.tasks import AS_THEY_COME, Action, Done, Event, Priorities, Ready, Start, StepBegin, Wake, WakeAt
 from foretrain.units import MICROSECOND, MILLISECOND, SECOND, Time
 
 
@@ -28,6 +28,7 @@ class Fifo:
     knobs: ClassVar[tuple[Knob, ...]] = ()
     barrier: bool = True
     warmup: int = 0
+    priorities: Priorities = AS_THEY_COME
 
     def __init__(self, job: Job) -> None:
         self._chunks = [whole("all_reduce", job.tasks, [task.index]) for task in job.tasks]
@@ -63,6 +64,7 @@ class Ddp:
     )
     barrier: bool = True
     warmup: int = 1
+    priorities: Priorities = AS_THEY_COME
 
     def __init__(self, job: Job, *, bucket: int, buckets: tuple[int, ...], first: int, find_unused: int) -> None:
         self._tasks = job.tasks
@@ -104,6 +106,7 @@ class Fusion:
     )
     barrier: bool = True
     warmup: int = 0
+    priorities: Priorities = AS_THEY_COME
 
     def __init__(self, job: Job, *, threshold: int, cycle: Time) -> None:
         self._tasks = job.tasks
@@ -173,6 +176,7 @@ class MgWfbp:
     knobs: ClassVar[tuple[Knob, ...]] = ()
     barrier: bool = True
     warmup: int = 0
+    priorities: Priorities = AS_THEY_COME
 
     def __init__(self, job: Job) -> None:
         order = job.by_release
@@ -201,6 +205,7 @@ class Dear:
     knobs: ClassVar[tuple[Knob, ...]] = (Knob("group", 25_000_000, 1 << 10, 1 << 34),)
     barrier: bool = False
     warmup: int = 0
+    priorities: Priorities
 
     def __init__(self, job: Job, *, group: int) -> None:
         groups = by_size(job.by_release, job.tasks, [group])
@@ -208,6 +213,7 @@ class Dear:
         urgency = [min(job.tasks[i].first_use for i in tasks) for tasks in groups]
         order = sorted(range(len(groups)), key=urgency.__getitem__)
         self._gather = [Start(whole("all_gather", job.tasks, groups[k])) for k in order]
+        self.priorities = {"all_gather": job.by_urgency}
         self._reducing = 0
 
     def handle(self, event: Event, now: Time) -> Sequence[Action]:

@@ -10,16 +10,20 @@ from typing import ClassVar
 
 from foretrain.schedule.job import Job, Knob
 from foretrain.schedule.window import Window
-from foretrain.tasks import Action, Event
+from foretrain.tasks import Action, Event, Priorities
 from foretrain.units import Time
 
 
 class _BySlices:
-    """Policy that a `Window` of slices carries out."""
+    """Policy that a `Window` of slices carries out; ``order`` is of tasks, the most urgent first."""
 
     barrier: bool = False
     warmup: int = 0
-    _window: Window
+    priorities: Priorities
+
+    def __init__(self, job: Job, order: Sequence[int], partition: int, credit: int, grain: int = 0) -> None:
+        self._window = Window(job.tasks, [[i] for i in order], partition, credit, grain)
+        self.priorities = {"all_reduce": order}
 
     def handle(self, event: Event, now: Time) -> Sequence[Action]:
         """Return credit, queue what is ready, and start what the credit allows."""
@@ -40,7 +44,7 @@ class P3(_BySlices):
 
     def __init__(self, job: Job, *, slice: int) -> None:  # noqa: A002, the paper's word
         # One byte of credit, which one slice overdraws: exactly one is under way.
-        self._window = Window(job.tasks, [[i] for i in job.by_urgency], slice, credit=1)
+        super().__init__(job, job.by_urgency, slice, credit=1)
 
 
 class ByteScheduler(_BySlices):
@@ -65,9 +69,7 @@ class ByteScheduler(_BySlices):
     )
 
     def __init__(self, job: Job, *, partition: int, credit: int, fuse: float) -> None:
-        self._window = Window(
-            job.tasks, [[i] for i in job.by_urgency], partition, credit, int(fuse * job.cost.breakeven)
-        )
+        super().__init__(job, job.by_urgency, partition, credit, int(fuse * job.cost.breakeven))
 
 
 class LargestTailFirst(_BySlices):
@@ -89,4 +91,4 @@ class LargestTailFirst(_BySlices):
 
     def __init__(self, job: Job, *, partition: int, credit: int) -> None:
         order = sorted(range(len(job.tasks)), key=lambda i: (-job.tails[i], job.tasks[i].first_use))
-        self._window = Window(job.tasks, [[i] for i in order], partition, credit)
+        super().__init__(job, order, partition, credit)

@@ -23,7 +23,7 @@ from typing import ClassVar
 
 from foretrain.schedule.job import CostModel, Job, Knob
 from foretrain.schedule.window import Window
-from foretrain.tasks import Action, Event
+from foretrain.tasks import Action, Event, Priorities
 from foretrain.units import Time, moving
 
 _PRECISION = 1000
@@ -102,6 +102,7 @@ class Pace:
     )
     barrier: bool = False
     warmup: int = 0
+    priorities: Priorities
 
     def __init__(self, job: Job, *, partition: int, credit: int) -> None:
         order = sorted(range(len(job.tasks)), key=lambda i: (-job.tails[i], job.tasks[i].first_use))
@@ -113,6 +114,7 @@ class Pace:
             partition,
         )
         self._window = Window(job.tasks, [[order[k] for k in group] for group in groups], partition, credit)
+        self.priorities = {"all_reduce": order}
 
     def handle(self, event: Event, now: Time) -> Sequence[Action]:
         """Send the most urgent fused group's next partition."""

@@ -16,6 +16,7 @@ from foretrain.schedule.job import Job, Knob, KnobValue
 from foretrain.schedule.pace import Pace
 from foretrain.schedule.prophet import Prophet
 from foretrain.schedule.tictac import Tac, Tic
+from foretrain.tasks import Priorities
 
 
 class ScheduledPolicy(Policy, Protocol):
@@ -25,11 +26,13 @@ class ScheduledPolicy(Policy, Protocol):
         knobs: its constructor's keyword arguments.
         barrier: whether the optimizer and the next forward pass wait until everything has landed.
         warmup: steps after which its decisions repeat.
+        priorities: of what is ready; whatever its knobs are.
     """
 
     knobs: ClassVar[tuple[Knob, ...]]
     barrier: bool
     warmup: int
+    priorities: Priorities
 
 
 POLICIES: Mapping[str, type[ScheduledPolicy]] = {

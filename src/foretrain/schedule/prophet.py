@@ -61,7 +61,7 @@ from foretrain.engine import Policy
 from foretrain.schedule.job import CostModel, Job, Knob
 from foretrain.schedule.monitor import DRIFT, Arrivals, Blocks, Monitor
 from foretrain.schedule.window import Window
-from foretrain.tasks import Action, Chunk, Done, Event, Piece, Ready, Start, StepBegin, Wake, WakeAt
+from foretrain.tasks import Action, Chunk, Done, Event, Piece, Priorities, Ready, Start, StepBegin, Wake, WakeAt
 from foretrain.units import Time
 
 _MARGIN = 1.1
@@ -91,6 +91,7 @@ class Prophet:
         Knob("planned", 1, 0, 1, "count", tunable=False),
     )
     barrier: bool = False
+    priorities: Priorities
 
     def __init__(
         self,
@@ -107,6 +108,7 @@ class Prophet:
         strict: float,
         planned: int,
     ) -> None:
+        self.priorities = {"all_reduce": job.by_urgency}
         self._planned: PlannedOrder | None = None
         if planned and job.separate:
             knobs = {"partition": partition, "credit": credit, "factor": factor, "quantile": quantile}

@@ -19,7 +19,20 @@ from typing import ClassVar, get_args
 from foretrain.engine import Decision
 from foretrain.errors import ScheduleError, unknown
 from foretrain.schedule.job import Job, Knob
-from foretrain.tasks import Action, Chunk, Done, Event, Op, Piece, Ready, Start, StepBegin, Task
+from foretrain.tasks import (
+    AS_THEY_COME,
+    Action,
+    Chunk,
+    Done,
+    Event,
+    Op,
+    Piece,
+    Priorities,
+    Ready,
+    Start,
+    StepBegin,
+    Task,
+)
 from foretrain.units import Time
 
 _OPS: dict[str, Op] = {op: op for op in get_args(Op)}
@@ -105,6 +118,7 @@ class Script:
 
     knobs: ClassVar[tuple[Knob, ...]] = ()
     warmup: int = 0
+    priorities: Priorities = AS_THEY_COME
 
     def __init__(self, chunks: Sequence[Chunk], tasks: Sequence[Task], *, barrier: bool = False) -> None:
         self.barrier: bool = barrier

@@ -24,7 +24,7 @@ from typing import ClassVar
 
 from foretrain.schedule.job import Job, Knob
 from foretrain.schedule.window import whole
-from foretrain.tasks import Action, Done, Event, Ready, Start, StepBegin
+from foretrain.tasks import Action, Done, Event, Priorities, Ready, Start, StepBegin
 from foretrain.units import Time
 
 Computation = tuple[Time, int]
@@ -130,10 +130,12 @@ class Tac:
     knobs: ClassVar[tuple[Knob, ...]] = ()
     barrier: bool = False
     warmup: int = 0
+    priorities: Priorities
 
     def __init__(self, job: Job) -> None:
-        times = [job.cost.time(task.size) for task in job.tasks]
-        self._pulls = _Pulls(job, tac(times, chain(job)))
+        order = tac([job.cost.time(task.size) for task in job.tasks], chain(job))
+        self._pulls = _Pulls(job, order)
+        self.priorities = {"all_gather": order}
 
     def handle(self, event: Event, now: Time) -> Sequence[Action]:
         """Push what is ready; pull in TAC's order."""
@@ -146,9 +148,12 @@ class Tic:
     knobs: ClassVar[tuple[Knob, ...]] = ()
     barrier: bool = False
     warmup: int = 0
+    priorities: Priorities
 
     def __init__(self, job: Job) -> None:
-        self._pulls = _Pulls(job, tic(len(job.tasks), chain(job)))
+        order = tic(len(job.tasks), chain(job))
+        self._pulls = _Pulls(job, order)
+        self.priorities = {"all_gather": order}
 
     def handle(self, event: Event, now: Time) -> Sequence[Action]:
         """Push what is ready; pull in TIC's order."""

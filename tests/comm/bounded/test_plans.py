@@ -9,6 +9,7 @@ from foretrain.comm.bounded.ledger import Ledger
 from foretrain.comm.bounded.plans import encode, scratch, stages
 from foretrain.comm.buffers import HostGradients
 from foretrain.comm.options import AllReduce, BoundedLoss
+from foretrain.schedule import CostModel, Job, spec
 from foretrain.tasks import Task
 
 OVER = {"transpose": (2, 3, 4, 5, 8), "ring": (2, 3, 4, 5, 8), "halving_doubling": (2, 4, 8), "ps": (2, 3, 4, 5)}
@@ -102,22 +103,56 @@ def test_a_plan_is_numbers():
 TASKS = tuple(Task(k, f"layer{k}", size, k) for k, size in enumerate((400, 4000, 8, 2000)))
 
 
-def ledger(**options):
+def job(tasks=TASKS):
+    """A job whose tasks are used in their order, and computed in no time."""
+    nothing = (0,) * len(tasks)
+    return Job(tasks, tuple(range(len(tasks))), nothing, nothing, nothing, 0, CostModel(1, 1))
+
+
+def ledger(schedule="p3", **options):
     layout = HostGradients([100, 1000, 2, 500], ["float32"] * 4, [0, 1, 2, 3])
-    return layout, Ledger.of(BoundedLoss(**options), layout, TASKS, 2)
+    return layout, Ledger.of(BoundedLoss(**options), layout, job(), spec(schedule), 2)
 
 
 def test_small_tensors_and_the_first_steps_are_reliable_and_back_layers_important():
     layout, made = ledger(reliable_steps=1, reliable_bytes=400)
     whole = layout.runs([])
     whole = [layout.place(0)._replace(end=1602)]
-    first, second = made.hint(whole), made.hint(whole)
+    first, second = made.hint("all_reduce", whole), made.hint("all_reduce", whole)
     assert (first.tolerance, second.tolerance) == (0.0, 0.01)
     assert second.vital.tolist() == [[0, 400], [4400, 4408]]
     assert second.important.tolist() == [[4400, 4408], [4408, 6408]]
     assert (first.slot, first.urgency) == (0, 0.0)
-    assert made.hint([layout.place(3)]).urgency == 0.75
-    assert Ledger.of(AllReduce(), layout, TASKS, 2) is None
+    assert made.hint("all_reduce", [layout.place(3)]).urgency == 0.75
+    assert Ledger.of(AllReduce(), layout, job(), spec("p3"), 2) is None
+
+
+@pytest.mark.parametrize(
+    ("schedule", "operation", "urgencies"),
+    [
+        ("p3", "all_reduce", [0.0, 0.25, 0.5, 0.75]),
+        ("prophet", "update", [0.0, 0.25, 0.5, 0.75]),
+        ("fifo", "all_reduce", [0.0] * 4),
+        ("fifo", "update", [0.0] * 4),
+        ("dear", "reduce_scatter", [0.0] * 4),
+        ("dear", "all_gather", [0.0, 0.25, 0.5, 0.75]),
+        ("tictac", "update", [0.0, 0.25, 0.5, 0.75]),
+    ],
+)
+def test_an_operation_is_as_urgent_as_the_policy_has_it(schedule, operation, urgencies):
+    layout, made = ledger(schedule)
+    assert [made.hint(operation, [layout.place(task)]).urgency for task in range(4)] == urgencies
+    both = made.hint(operation, [layout.place(0), layout.place(3)])
+    assert (both.urgency, both.slot) == (urgencies[0], 4)
+
+
+def test_what_is_gathered_is_counted_once():
+    layout, made = ledger("dear", reliable_steps=0)
+    place = [layout.place(1)]
+    sums, gathered = made.hint("reduce_scatter", place), made.hint("all_gather", place)
+    assert made.sent == 4000
+    assert (sums.tolerance, gathered.tolerance) == (0.01, 0.0)
+    assert sums.slot != gathered.slot
 
 
 def test_losses_are_booked_to_tensors_and_ranks():
@@ -125,7 +160,7 @@ def test_losses_are_booked_to_tensors_and_ranks():
     work = BoundedWork("all_reduce", np.zeros(600, np.float32))
     work.finish([Loss(380, 100, 1), Loss(1000, 8, 0)], None)
     slices = [layout.place(0), layout.place(3)]  # 400 bytes, then 2000
-    made.hint(slices)
+    made.hint("all_reduce", slices)
     assert made.line() == "nothing was lost as far as this rank knows"
     made.note(slices, work)
     assert made.lost.tolist() == [[0, 20], [0, 0], [0, 0], [8, 80]]
@@ -137,26 +172,26 @@ def lossy(made, layout, task, size, source=1):
     """Book an operation on ``task`` of which ``source`` lost ``size`` bytes."""
     work = BoundedWork("all_reduce", np.zeros(TASKS[task].size // 4, np.float32))
     work.finish([Loss(0, size, source)], None)
-    made.hint([layout.place(task)])
+    made.hint("all_reduce", [layout.place(task)])
     made.note([layout.place(task)], work)
 
 
 def test_tensors_that_must_arrive_do_whatever_their_size():
     layout = HostGradients([100, 1000, 2, 500], ["float32"] * 4, [0, 1, 2, 3])
-    made = Ledger.of(BoundedLoss(reliable_bytes=8), layout, TASKS, 2, reliable={1})
-    assert made.hint([layout.place(0)._replace(end=1602)]).vital.tolist() == [[400, 4400], [4400, 4408]]
+    made = Ledger.of(BoundedLoss(reliable_bytes=8), layout, job(), spec("p3"), 2, reliable={1})
+    assert made.hint("all_reduce", [layout.place(0)._replace(end=1602)]).vital.tolist() == [[400, 4400], [4400, 4408]]
 
 
 def test_parameters_that_kept_their_value_are_booked_to_tensors_and_to_the_ranks_that_lost_them():
     made = [
-        Ledger.of(BoundedLoss(over="ps", updates="servers"), layout := ledger()[0], TASKS, 2, rank=rank)
+        Ledger.of(BoundedLoss(over="ps", updates="servers"), layout := ledger()[0], job(), spec("p3"), 2, rank=rank)
         for rank in range(2)
     ]
     works = [BoundedWork("update", np.zeros(600, np.float32)) for _ in made]
     slices = [layout.place(0), layout.place(3)._replace(start=1202)]  # 400 bytes, then the last 1600
     works[0].finish([Loss(380, 100, 1), Loss(400, 200, 2)], None)
     works[1].finish([Loss(0, 40, 2)], None)
-    hints = [each.hint(slices) for each in made]
+    hints = [each.hint("update", slices) for each in made]
     assert hints[0].tensors.tolist() == [[0, 0, 100], [3, 100, 500]]
     assert [each.note(slices, work) for each, work in zip(made, works, strict=True)] == [{3}, {0}]
     assert made[0].lost.sum() == 100
@@ -194,13 +229,13 @@ def test_a_ledger_goes_on_where_the_job_s_last_one_ended():
 
     tasks = (Task(0, "layer3", 2000, 0), Task(1, "layer4", 40, 1))
     layout = HostGradients([500, 10], ["float32"] * 2, [0, 1])
-    made = Ledger.of(BoundedLoss("auto", reliable_steps=1), layout, tasks, 2, past=past)
+    made = Ledger.of(BoundedLoss("auto", reliable_steps=1), layout, job(tasks), spec("p3"), 2, past=past)
     assert made.names == ["layer3", "layer4", "layer0", "layer1", "layer2"]
     assert made.lost.tolist() == [[0, 80], [0, 0], [0, 80], [0, 80], [0, 80]]
     assert (made.step, made.sent, made.guard) == (20, past.sent, past.guard)
-    assert {made.hint([layout.place(0)._replace(end=510)]).tolerance for _ in range(16)} == {0.0}
+    assert {made.hint("all_reduce", [layout.place(0)._replace(end=510)]).tolerance for _ in range(16)} == {0.0}
     assert made.step == 36
     assert "1 times back to zero, last at step 3" in made.line()
 
-    fixed = Ledger.of(BoundedLoss(0.1, reliable_steps=1), layout, tasks, 2, past=past)
-    assert fixed.hint([layout.place(0)]).tolerance == 0.1
+    fixed = Ledger.of(BoundedLoss(0.1, reliable_steps=1), layout, job(tasks), spec("p3"), 2, past=past)
+    assert fixed.hint("all_reduce", [layout.place(0)]).tolerance == 0.1

@@ -53,7 +53,7 @@ class Hint:
 
     Attributes:
         slot: number of the array, the same in every step.
-        urgency: 0 for what is needed first, towards 1 for what is needed last.
+        urgency: 0 for what the policy sends first, towards 1 for what it sends last.
         tolerance: share of it that may be lost; None leaves that to the collectives.
         vital: (n, 2), first byte and the one behind the last of what may not be lost, ascending.
         important: (n, 2), the same of what may be lost, but not dropped first by switches.

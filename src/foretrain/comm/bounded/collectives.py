@@ -203,9 +203,9 @@ class BoundedCollectives:
         """Replace block ``rank`` of ``values`` by its sum over all ranks; the other blocks are undefined afterwards."""
         return self.submit("reduce_scatter", values, bfloat16=bfloat16, hint=hint)
 
-    def all_gather(self, values: NDArray[Any], *, bfloat16: bool = False) -> BoundedWork:
+    def all_gather(self, values: NDArray[Any], *, bfloat16: bool = False, hint: Hint | None = None) -> BoundedWork:
         """Replace each block r of ``values`` by that of rank r; nothing is lost."""
-        return self.submit("all_gather", values, bfloat16=bfloat16)
+        return self.submit("all_gather", values, bfloat16=bfloat16, hint=hint)
 
     def update(
         self, values: NDArray[Any], pulled: NDArray[Any], *, bfloat16: bool = False, hint: Hint | None = None

@@ -1,7 +1,7 @@
 """Ledger of what a job may lose and has lost, by tensor.
 
-Before an operation it says what must arrive (small tensors, the first steps) and how urgent it is; after it, losses are
-booked to the tensors and to the ranks whose contributions they were, or whose copies of parameters.
+Before an operation it says what must arrive (small tensors, the first steps), and how urgent the policy has it. After
+it, losses are booked to the tensors and to the ranks whose contributions they were, or whose copies of parameters.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 
 from foretrain.comm.bounded import Hint, Loss
 from foretrain.comm.bounded.guard import Guard
+from foretrain.comm.bounded.plans import BoundedOperation
 from foretrain.comm.buffers import BufferSlice, FlatLayout
 from foretrain.comm.options import BoundedLoss
-from foretrain.tasks import Task
+from foretrain.schedule import Job, Spec
+from foretrain.tasks import AS_THEY_COME, Priorities, Task
 
 _ENTRIES = 100_000
 """Losses that are kept one by one."""
@@ -49,6 +51,7 @@ class Ledger:
         reliable: tasks of which nothing is lost, whatever their size.
         rank: of this process.
         past: the job's ledger until its tensors changed, which this one goes on with.
+        priorities: of the policy in force.
 
     Attributes:
         guard: of the tolerance, where the job asked for "auto".
@@ -72,23 +75,30 @@ class Ledger:
         reliable: Collection[int] = (),
         rank: int = 0,
         past: Ledger | None = None,
+        priorities: Priorities = AS_THEY_COME,
     ) -> None:
         self._rank = rank
         self._layout, self._transport, self._observed = layout, transport, observed
         self._whole = max(sum(task.size for task in tasks), 1)
         auto = transport.tolerance == "auto" and not observed
         self.guard = Guard(transport.reliable_steps) if auto else None
-        self._asked: dict[int, deque[int]] = defaultdict(deque)
-        """Steps of operations under way, by slot."""
+        self._asked: dict[tuple[BufferSlice, ...], deque[int]] = defaultdict(deque)
+        """Steps of operations under way."""
         self._noted: dict[int, list[float]] = {}
         """Of each step, bytes that have been summed, and their sum of squares."""
         order = sorted(range(len(tasks)), key=lambda task: tasks[task].first_use)
-        self._urgency = {task: place / len(tasks) for place, task in enumerate(order)}
+        orders: dict[BoundedOperation, Sequence[int]] = {**priorities}
+        # A server that updates is pushed to and pulled from at once, in the order of what the model waits for.
+        orders["update"] = priorities.get("all_reduce") or priorities.get("all_gather", ())
+        self._urgency = {
+            operation: {task: place / len(tasks) for place, task in enumerate(each)}
+            for operation, each in orders.items()
+        }
         self._back = set(order[-(-len(order) // 2) :])
         """Tasks of the back half of the layers, which switches protect."""
         self._places = sorted((layout.place(task), task) for task in range(len(tasks)))
         self._vital = [task.size <= transport.reliable_bytes or task.index in reliable for task in tasks]
-        self._known: dict[tuple[BufferSlice, ...], Hint] = {}
+        self._known: dict[tuple[BoundedOperation, *tuple[BufferSlice, ...]], Hint] = {}
         self.names = [task.name for task in tasks]
         self.names += [name for name in past.names if name not in self.names] if past is not None else []
         self.lost = np.zeros((len(self.names), ranks), np.int64)
@@ -107,7 +117,8 @@ class Ledger:
         cls,
         transport: object,
         layout: FlatLayout,
-        tasks: Sequence[Task],
+        job: Job,
+        schedule: Spec,
         ranks: int,
         *,
         observed: bool = False,
@@ -115,10 +126,11 @@ class Ledger:
         rank: int = 0,
         past: Ledger | None = None,
     ) -> Ledger | None:
-        """Return the ledger that a ``transport`` needs, if any; arguments are those of a ledger."""
+        """Return the ledger of ``job`` that a ``transport`` needs, if any; other arguments are those of a ledger."""
         if not isinstance(transport, BoundedLoss):
             return None
-        return cls(layout, tasks, ranks, transport, observed=observed, reliable=reliable, rank=rank, past=past)
+        known = {"observed": observed, "reliable": reliable, "rank": rank, "past": past}
+        return cls(layout, job.tasks, ranks, transport, priorities=schedule.build(job).priorities, **known)
 
     def _go_on(self, past: Ledger) -> None:
         """Begin with what ``past`` ended with."""
@@ -136,24 +148,26 @@ class Ledger:
         """Return the present step, counted from the first scheduled one of the job."""
         return self._steps_before + (self.sent - self._sent_before) // self._whole
 
-    def hint(self, slices: Sequence[BufferSlice]) -> Hint:
+    def hint(self, operation: BoundedOperation, slices: Sequence[BufferSlice]) -> Hint:
         """Return what a transport should know of an operation on ``slices`` of one buffer, one after the other.
 
         All ranks ask for the same operations in the same order, so that they agree on what is reliable.
         """
-        key = tuple(slices)
+        key = operation, *slices
         if key not in self._known:
-            parts = self._parts(slices)
-            urgency = min((self._urgency[task] for task, _, _ in parts), default=0.0)
+            parts, urgencies = self._parts(slices), self._urgency.get(operation, {})
+            urgency = min((urgencies[task] for task, _, _ in parts if task in urgencies), default=0.0)
             vital = _extents(part for part in parts if self._vital[part[0]])
             important = _extents(part for part in parts if part[0] in self._back)
             tensors = self._tensors(slices) if self._transport.updates == "servers" else None
             self._known[key] = Hint(len(self._known), urgency, 0.0, vital, important, tensors)
         known = self._known[key]
+        if operation == "all_gather":  # of sums that were handed over before
+            return known
         step = self.step
         self.sent += self._bytes(slices)
         if self.guard is not None:
-            self._asked[known.slot].append(step)
+            self._asked[tuple(slices)].append(step)
         return replace(known, tolerance=self._tolerance(step))
 
     def _bytes(self, slices: Sequence[BufferSlice]) -> int:
@@ -167,7 +181,7 @@ class Ledger:
     def note(self, slices: Sequence[BufferSlice], work: object) -> set[int]:
         """Book the losses of an operation on ``slices`` that is done; return tasks whose parameters lost some."""
         if self.guard is not None:
-            step = self._asked[self._known[tuple(slices)].slot].popleft()
+            step = self._asked[tuple(slices)].popleft()
             self._show(self.guard, step, slices, getattr(work, "energy", float)())
         if getattr(work, "told", None) is not None:
             self._late.append((tuple(slices), work))

@@ -30,7 +30,7 @@ from foretrain.comm.event_loop import FAILURE_GRACE, POLL_INTERVAL
 from foretrain.comm.ps.placement import Dtype
 from foretrain.comm.run_trace import CommRecord
 from foretrain.errors import PeerLost, ScheduleError
-from foretrain.tasks import Chunk, Piece, Task
+from foretrain.tasks import Chunk, Op, Piece, Task
 
 
 class DeviceMark(Protocol):
@@ -206,7 +206,7 @@ class Collectives(Protocol):
         """
         ...
 
-    def all_gather(self, values: NDArray[Any], *, bfloat16: bool = False) -> Work:
+    def all_gather(self, values: NDArray[Any], *, bfloat16: bool = False, hint: Hint | None = None) -> Work:
         """Replace each block r of ``values`` by that of rank r; the length is divisible by the number of ranks."""
         ...
 
@@ -236,17 +236,14 @@ class HostExecutor(CollectiveExecutor[list[tuple[Work, Callable[[], None]]]]):
         ledger: Ledger | None = None,
     ) -> None:
         self._gradients, self._collectives, self._ledger = gradients, collectives, ledger
-        self._scattered: dict[tuple[Piece, ...], list[tuple[NDArray[Any], list[NDArray[Any]], Dtype]]] = {}
+        self._scattered: dict[tuple[Piece, ...], list[tuple[NDArray[Any], list[BufferSlice], Dtype]]] = {}
         super().__init__(tasks, landed, failed, keep=keep)
 
     def _issue(self, command: CollectiveCommand) -> list[tuple[Work, Callable[[], None]]]:
-        chunk, start = command.chunk, self._collectives
+        chunk = command.chunk
         if chunk.op == "all_gather":
             # Operations complete in order, so that what was scattered need not be awaited.
-            return [
-                (start.all_gather(values, bfloat16=dtype == "bfloat16"), partial(_unpack, values, slices))
-                for values, slices, dtype in self._scattered.pop(chunk.pieces)
-            ]
+            return [self._all_gather(*scattered) for scattered in self._scattered.pop(chunk.pieces)]
         whole = chunk.op == "reduce_scatter"  # `all_gather` must find unused tasks as well
         pieces = [piece for piece in chunk.pieces if whole or piece.task not in command.unused]
         found = groupby(self._gradients.runs(pieces), lambda run: run.buffer)
@@ -257,21 +254,31 @@ class HostExecutor(CollectiveExecutor[list[tuple[Work, Callable[[], None]]]]):
         return [self._reduce_scatter(chunk, runs, dtype) for runs, dtype in parts]
 
     def _all_reduce(self, runs: list[BufferSlice], dtype: Dtype) -> tuple[Work, Callable[[], None]]:
-        slices, hint = [self._gradients.slice(run) for run in runs], self._hint(runs)
+        slices, hint = self._slices(runs), self._hint("all_reduce", runs)
         values = slices[0] if len(slices) == 1 else np.concatenate(slices)
         work = self._collectives.all_reduce(values, bfloat16=dtype == "bfloat16", hint=hint)
         unpack = _nothing if values is slices[0] else partial(_unpack, values, slices)
         return work, self._noting(runs, work, unpack)
 
     def _reduce_scatter(self, chunk: Chunk, runs: list[BufferSlice], dtype: Dtype) -> tuple[Work, Callable[[], None]]:
-        slices, hint = [self._gradients.slice(run) for run in runs], self._hint(runs)
+        slices, hint = self._slices(runs), self._hint("reduce_scatter", runs)
         values = np.pad(np.concatenate(slices), (0, -sum(map(len, slices)) % self._collectives.ranks))
-        self._scattered[chunk.pieces].append((values, slices, dtype))
+        self._scattered[chunk.pieces].append((values, runs, dtype))
         work = self._collectives.reduce_scatter(values, bfloat16=dtype == "bfloat16", hint=hint)
         return work, self._noting(runs, work, _nothing)
 
-    def _hint(self, runs: list[BufferSlice]) -> Hint | None:
-        return self._ledger.hint(runs) if self._ledger is not None else None
+    def _all_gather(
+        self, values: NDArray[Any], runs: list[BufferSlice], dtype: Dtype
+    ) -> tuple[Work, Callable[[], None]]:
+        hint = self._hint("all_gather", runs)
+        work = self._collectives.all_gather(values, bfloat16=dtype == "bfloat16", hint=hint)
+        return work, partial(_unpack, values, self._slices(runs))
+
+    def _slices(self, runs: list[BufferSlice]) -> list[NDArray[Any]]:
+        return [self._gradients.slice(run) for run in runs]
+
+    def _hint(self, operation: Op, runs: list[BufferSlice]) -> Hint | None:
+        return self._ledger.hint(operation, runs) if self._ledger is not None else None
 
     def _noting(self, runs: list[BufferSlice], work: Work, unpack: Callable[[], None]) -> Callable[[], None]:
         """Return ``unpack``, which then also books what was lost."""

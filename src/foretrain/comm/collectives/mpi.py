@@ -125,7 +125,7 @@ class MpiCollectives:
 
         return self._started(values, lambda: self._world.Ireduce_scatter_block(wide, block), placed)
 
-    def all_gather(self, values: NDArray[Any], *, bfloat16: bool = False) -> MpiWork:
+    def all_gather(self, values: NDArray[Any], *, bfloat16: bool = False, hint: Hint | None = None) -> MpiWork:
         """Replace each block r of ``values`` by that of rank r; the length is divisible by their number."""
         self._wait_for(values)
         raw = values.view(np.uint8)

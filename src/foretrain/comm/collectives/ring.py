@@ -122,7 +122,7 @@ class RingCollectives:
         """Replace block ``rank`` of ``values`` by its sum over all ranks; the other blocks are undefined afterwards."""
         return self._submit("reduce_scatter", values, bfloat16)
 
-    def all_gather(self, values: NDArray[Any], *, bfloat16: bool = False) -> RingWork:
+    def all_gather(self, values: NDArray[Any], *, bfloat16: bool = False, hint: Hint | None = None) -> RingWork:
         """Replace each block r of ``values`` by that of rank r."""
         return self._submit("all_gather", values, bfloat16)
 

@@ -327,7 +327,10 @@ class Attached(AttachedModel[RuntimeParts]):
         # Biases and norms, of whatever size: there is no other sign of them that all models have.
         reliable = {task for task, parameter in enumerate(parameters) if parameter.ndim <= 1}
         self.ledger = Ledger.of(
-            *(transport, gradients, plan.job.tasks, self.ranks), reliable=reliable, rank=self.rank, past=self.ledger
+            *(transport, gradients, plan.job, plan.schedule, self.ranks),
+            reliable=reliable,
+            rank=self.rank,
+            past=self.ledger,
         )
         remote = None
         if self._options.updates == "servers":

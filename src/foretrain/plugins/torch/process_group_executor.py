@@ -23,7 +23,7 @@ from foretrain.comm.event_loop import POLL_INTERVAL
 from foretrain.errors import ScheduleError
 from foretrain.plugins.torch.gradient_buffer import GradientBuffer, Rounding
 from foretrain.plugins.torch.streams import HostStreams, coalesces, enqueues, finish
-from foretrain.tasks import Chunk, Piece, Task
+from foretrain.tasks import Chunk, Op, Piece, Task
 
 # Note [Two arrivals]
 # On a CPU backend (gloo) a work's wait() returns when the sum is there: a chunk lands when it is complete, on the
@@ -60,8 +60,8 @@ class TensorOperations(Protocol):
         """Begin to sum ``padded``, which is of ``places``; return the operation, and this rank's Nth of the sum."""
         ...
 
-    def all_gather(self, shard: torch.Tensor) -> tuple[Any, torch.Tensor]:
-        """Begin to collect every rank's ``shard``; return the operation, and all of them one after the other."""
+    def all_gather(self, shard: torch.Tensor, places: list[BufferSlice]) -> tuple[Any, torch.Tensor]:
+        """Begin to collect every rank's ``shard`` of ``places``; return the operation, and all, one after the other."""
         ...
 
     def finish(self, work: Any, check: Callable[[], None]) -> None:
@@ -92,8 +92,9 @@ class GroupOperations:
         assert work is not None
         return work, shard
 
-    def all_gather(self, shard: torch.Tensor) -> tuple[dist.Work, torch.Tensor]:
+    def all_gather(self, shard: torch.Tensor, places: list[BufferSlice]) -> tuple[dist.Work, torch.Tensor]:
         """Begin to collect every rank's ``shard``; return the operation, and all of them one after the other."""
+        del places
         whole = shard.new_empty(len(shard) * self.ranks)
         work = dist.all_gather_single(whole, shard, group=self._group, async_op=True)
         assert work is not None
@@ -116,24 +117,25 @@ class HostOperations:
     def all_reduce(self, tensors: list[torch.Tensor], places: list[BufferSlice]) -> Work:
         """Begin to replace ``tensors``, of which there is one, by their sums; return the operation."""
         (tensor,) = tensors
-        return self._begun(self._collectives.all_reduce, tensor, places)
+        return self._begun("all_reduce", tensor, places)
 
     def reduce_scatter(self, padded: torch.Tensor, places: list[BufferSlice]) -> tuple[Work, torch.Tensor]:
         """Begin to sum ``padded``; return the operation, and this rank's Nth of the sum."""
-        work = self._begun(self._collectives.reduce_scatter, padded, places)
+        work = self._begun("reduce_scatter", padded, places)
         return work, padded.chunk(self.ranks)[self._collectives.rank]
 
-    def _begun(self, operation: Callable[..., Work], tensor: torch.Tensor, places: list[BufferSlice]) -> Work:
-        hint = self._ledger.hint(places) if self._ledger is not None else None
-        work = operation(memory(tensor), bfloat16=tensor.dtype == torch.bfloat16, hint=hint)
-        if self._ledger is not None:
+    def all_gather(self, shard: torch.Tensor, places: list[BufferSlice]) -> tuple[Work, torch.Tensor]:
+        """Begin to collect every rank's ``shard`` of ``places``; return the operation, and all, one after the other."""
+        whole = shard.repeat(self.ranks)
+        return self._begun("all_gather", whole, places), whole
+
+    def _begun(self, operation: Op, tensor: torch.Tensor, places: list[BufferSlice]) -> Work:
+        hint = self._ledger.hint(operation, places) if self._ledger is not None else None
+        begin = getattr(self._collectives, operation)
+        work = begin(memory(tensor), bfloat16=tensor.dtype == torch.bfloat16, hint=hint)
+        if self._ledger is not None and operation != "all_gather":
             self._places[work] = places
         return work
-
-    def all_gather(self, shard: torch.Tensor) -> tuple[Work, torch.Tensor]:
-        """Begin to collect every rank's ``shard``; return the operation, and all of them one after the other."""
-        whole = shard.repeat(self.ranks)
-        return self._collectives.all_gather(memory(whole), bfloat16=whole.dtype == torch.bfloat16), whole
 
     def finish(self, work: Work, check: Callable[[], None]) -> None:
         """Wait for an operation, and call ``check`` now and then."""
@@ -236,7 +238,7 @@ class ProcessGroupExecutor(CollectiveExecutor[list[IssuedWork]]):
         for scattered, places, shard in self._shards.pop(chunk.pieces):
             # It may be complete on the coordinator and not here.
             scattered.wait()
-            work, whole = self._operations.all_gather(shard)
+            work, whole = self._operations.all_gather(shard, places)
             values = self._values(places)
             # The input must live until the operation is done: the closure keeps it.
             works.append((work, lambda whole=whole, values=values, shard=shard: _unpack(whole, values)))

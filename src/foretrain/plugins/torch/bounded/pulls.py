@@ -148,7 +148,7 @@ class PullOperations(HostOperations):
     def all_reduce(self, tensors: list[torch.Tensor], places: list[BufferSlice]) -> Work:
         """Begin to push ``tensors``, of which there is one, and to pull the parameters of ``places``."""
         (tensor,) = tensors
-        hint, targets = self._losses.hint(places), [self._remote.pulled.slice(place) for place in places]
+        hint, targets = self._losses.hint("update", places), [self._remote.pulled.slice(place) for place in places]
         pulled = targets[0] if len(targets) == 1 else torch.cat(targets)
         bfloat16 = tensor.dtype == torch.bfloat16
         work = self._server.update(memory(tensor), memory(pulled), bfloat16=bfloat16, hint=hint)
