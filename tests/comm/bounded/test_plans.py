@@ -165,7 +165,9 @@ def test_losses_are_booked_to_tensors_and_ranks():
     made.note(slices, work)
     assert made.lost.tolist() == [[0, 20], [0, 0], [0, 0], [8, 80]]
     assert [(entry.task, entry.source, entry.size) for entry in made.entries] == [(0, 1, 20), (3, 1, 80), (3, 0, 8)]
-    assert made.line() == "4.50% of the gradients' bytes were lost as far as this rank knows, most of layer3, layer0"
+    assert made.by_tensor() == {"layer0": [0, 20], "layer3": [8, 80]}
+    lost = "4.50% of the gradients' bytes were lost as far as this rank knows"
+    assert made.line() == f"{lost}, most of layer3, layer0, 93% from rank 1"
 
 
 def lossy(made, layout, task, size, source=1):
@@ -196,13 +198,15 @@ def test_parameters_that_kept_their_value_are_booked_to_tensors_and_to_the_ranks
     assert [each.note(slices, work) for each, work in zip(made, works, strict=True)] == [{3}, {0}]
     assert made[0].lost.sum() == 100
     assert made[0].entries[-1][1:] == (3, 2, 200)
-    own = "2.50% of the gradients' bytes were lost as far as this rank knows, most of layer3, layer0; "
-    assert made[0].line() == own + "10.00% of the pulled parameters' kept their previous value, most of layer3"
+    lost = "2.50% of the gradients' bytes were lost as far as this rank knows, most of layer3, layer0, 100% from rank 1"
+    kept = "10.00% of the pulled parameters' kept their previous value, most of layer3, 100% on rank 0"
+    assert made[0].line() == f"{lost}; {kept}"
     rows = [each.totals() for each in made]
     for each in made:
         each.gathered(rows)
         assert each.kept.tolist() == [[0, 40], [0, 0], [0, 0], [200, 0]]
-        assert "; 6.00% of the pulled parameters' kept their previous value, most of layer3, layer0" in each.line()
+        kept = "; 6.00% of the pulled parameters' kept their previous value, most of layer3, layer0, 83% on rank 0"
+        assert each.line().endswith(kept)
 
 
 @pytest.mark.parametrize(("over", "own"), [("transpose", "10.00%"), ("ps", "5.00%")])
@@ -210,13 +214,16 @@ def test_shares_are_of_what_all_ranks_have_sent_to_whoever_sums(over, own):
     """A server has the contributions of both ranks, a rank half of each."""
     (layout, made), (_, other) = ledger(over=over), ledger(over=over)
     lossy(made, layout, 0, 40)
-    assert made.line() == f"{own} of the gradients' bytes were lost as far as this rank knows, most of layer0"
+    known = "as far as this rank knows, most of layer0, 100% from rank 1"
+    assert made.line() == f"{own} of the gradients' bytes were lost {known}"
     lossy(other, layout, 0, 0)
-    for each in (made, other):
-        each.gathered([made.totals(), other.totals()])
-        assert each.line() == "5.00% of the gradients' bytes were lost, most of layer0"
     made.gathered(None)
-    assert made.line().startswith("5.00% of the gradients' bytes were lost, ")
+    assert "as far as this rank knows" in made.line()
+    rows = made.totals(), other.totals()
+    for each in (made, other):
+        each.gathered(rows)
+        assert each.line() == "5.00% of the gradients' bytes were lost, most of layer0, 100% from rank 1"
+        assert each.by_tensor() == {"layer0": [0, 40]}
 
 
 def test_a_ledger_goes_on_where_the_job_s_last_one_ended():

@@ -57,7 +57,7 @@ class Ledger:
         guard: of the tolerance, where the job asked for "auto".
         names: of the tensors: those of the tasks, then others that the job had before.
         lost: (tensors, ranks), bytes that were lost of each rank's contribution to sums that this rank computed, or, on
-            rank 0, its server.
+            rank 0, its server; to all sums once `gathered`.
         kept: (tensors, ranks), bytes of a server's parameters that kept their previous value on a rank; of this rank,
             and of all once `gathered`.
         sent: bytes that were handed over.
@@ -106,8 +106,8 @@ class Ledger:
         self.sent = self._sent_before = self._steps_before = 0
         self._late: deque[tuple[tuple[BufferSlice, ...], Any]] = deque()
         """Operations, with their slices, of which the server's losses are not booked."""
-        self._of_job: NDArray[np.int64] | None = None
-        """Sums over all ranks of what `totals` returns."""
+        self._sent_by_all: int | None = None
+        """Bytes that all ranks have handed over, once that is known."""
         self.entries: deque[LossEntry] = deque(maxlen=_ENTRIES)
         if past is not None:
             self._go_on(past)
@@ -218,42 +218,55 @@ class Ledger:
             self.guard.observe(self.step, "loss", value)
 
     def totals(self) -> list[int]:
-        """Return bytes that this rank has handed over, that its sums have lost of each tensor, and that it has kept."""
+        """Return bytes that this rank has handed over, that its sums have lost, flat, and that it has kept."""
         self._book_late(_WAIT)
-        return [self.sent, *self.lost.sum(1).tolist(), *self.kept[:, self._rank].tolist()]
+        return [self.sent, *self.lost.ravel().tolist(), *self.kept[:, self._rank].tolist()]
 
     def gathered(self, rows: Sequence[Sequence[int]] | None) -> None:
-        """Let `line` speak for the whole job: ``rows`` are all ranks' `totals`, or None where some are not known."""
+        """Speak for the whole job from now on: ``rows`` are all ranks' `totals`, or None where some are not known."""
         if rows is not None:
-            found, count = np.array(rows, np.int64), len(self.names)
-            self._of_job, self.kept = found[:, : count + 1].sum(0), found[:, count + 1 :].T
+            found, count = np.array(rows, np.int64), self.lost.size
+            self._sent_by_all = int(found[:, 0].sum())
+            self.lost, self.kept = found[:, 1 : count + 1].sum(0).reshape(self.lost.shape), found[:, count + 1 :].T
+
+    def by_tensor(self) -> dict[str, list[int]]:
+        """Return the bytes that were lost of each rank's contributions, by rank, of every tensor that lost some.
+
+        They are those of `line`, which says of whom: the whole job, or this rank.
+        """
+        rows = zip(self.names, self.lost.tolist(), strict=True)
+        return {name: by_rank for name, by_rank in rows if any(by_rank)}
 
     def line(self) -> str:
-        """Return one line for people: how much was lost, and of which tensors most.
+        """Return one line for people: how much was lost, of which tensors most, and from which rank.
 
         It is of this rank's sums, or of its server's, and of the whole job once all ranks' are `gathered`.
         """
         guarded = f"; tolerance {self.guard.tolerance:.2%}" if self.guard is not None else ""
         if self.guard is not None and self.guard.alarms:
             guarded += f", {len(self.guard.alarms)} times back to zero, last at {self.guard.alarms[-1]}"
-        served = self._transport.over == "ps"
-        if self._of_job is not None:
-            sent, by_task, whose = int(self._of_job[0]), self._of_job[1:], ""
-        else:  # of what N ranks have sent, this one sums an Nth, but a server everything
-            sent, by_task = self.sent * (self.lost.shape[1] if served else 1), self.lost.sum(1)
-            whose = " as far as this rank knows"
-        kept = self.kept.sum(1)
-        pulled = sent if self._of_job is not None else self.sent
-        if not (by_task.any() or kept.any()) or not sent:
+        pulled, whose = self._sent_by_all, ""
+        if pulled is None:
+            pulled, whose = self.sent, " as far as this rank knows"
+        # Of what N ranks have sent, this one sums an Nth, but a server everything.
+        served = self._sent_by_all is None and self._transport.over == "ps"
+        sent = pulled * (self.lost.shape[1] if served else 1)
+        if not (self.lost.any() or self.kept.any()) or not sent:
             return f"nothing was lost{whose}{guarded}"
-        text = f"{by_task.sum() / sent:.2%} of the gradients' bytes were lost{whose}{self._most(by_task)}"
-        if kept.any():
-            text += f"; {kept.sum() / pulled:.2%} of the pulled parameters' kept their previous value{self._most(kept)}"
+        text = f"{self.lost.sum() / sent:.2%} of the gradients' bytes were lost{whose}{self._most(self.lost, 'from')}"
+        if self.kept.any():
+            share = self.kept.sum() / pulled
+            text += f"; {share:.2%} of the pulled parameters' kept their previous value{self._most(self.kept, 'on')}"
         return text + guarded
 
-    def _most(self, by_task: NDArray[np.int64]) -> str:
+    def _most(self, found: NDArray[np.int64], where: str) -> str:
+        """Return which tensors and which rank most of ``found`` is of, (tensors, ranks)."""
+        by_task, by_rank = found.sum(1), found.sum(0)
         worst = [self.names[task] for task in np.argsort(-by_task)[:3] if by_task[task]]
-        return f", most of {', '.join(worst)}" if worst else ""
+        if not worst:
+            return ""
+        rank = int(by_rank.argmax())
+        return f", most of {', '.join(worst)}, {by_rank[rank] / by_rank.sum():.0%} {where} rank {rank}"
 
     def _show(self, guard: Guard, step: int, slices: Sequence[BufferSlice], energy: float) -> None:
         """Add to the norm of ``step``'s sums; show it to ``guard`` once the step is over."""
