@@ -144,3 +144,14 @@ def test_when_gradients_become_others_norms_are_compared_with_later_ones_and_the
 def test_only_what_it_knows_is_compared():
     with pytest.raises(ConfigError, match="name: 'accuracy' is nothing that a guard compares"):
         Guard(0).observe(0, "accuracy", 1.0)
+
+
+def test_losses_of_another_kind_are_compared_among_themselves():
+    guard = Guard(0)
+    for step in range(10 * ROUND):
+        if step == 5 * ROUND:
+            guard.forget_losses()
+        guard.observe(step, "loss", 1.0 if step < 5 * ROUND else 7.0)
+        guard.observe(step, "norm", 1.0)
+    assert guard.tolerance == MOST
+    assert not guard.alarms

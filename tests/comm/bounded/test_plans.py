@@ -246,3 +246,18 @@ def test_a_ledger_goes_on_where_the_job_s_last_one_ended():
 
     fixed = Ledger.of(BoundedLoss(0.1, reliable_steps=1), layout, job(tasks), spec("p3"), 2, past=past)
     assert fixed.hint("all_reduce", [layout.place(0)]).tolerance == 0.1
+
+
+@pytest.mark.parametrize(
+    ("end", "then"), [(Ledger.observe_loss, [("loss", 3.0), ("loss", -1.0)]), (Ledger.watch_loss, [("loss", 3.0)])]
+)
+def test_losses_of_backward_passes_are_watched_until_a_script_shows_its_own_or_one_is_not_positive(
+    end, then, monkeypatch
+):
+    shown = []
+    _, made = ledger(tolerance="auto")
+    monkeypatch.setattr(made.guard, "observe", lambda step, name, value: shown.append((name, value)))
+    made.watch_loss(3.0)
+    end(made, -1.0)
+    made.watch_loss(2.0)
+    assert shown == then

@@ -4,7 +4,7 @@
 ``BoundedLoss(tolerance="auto")`` raises the tolerance while training goes on as it does without losses.
 A round is sixteen steps. In a round with a tolerance every fourth step is a shadow: it loses nothing. After the round
 two things are compared. Norms of summed gradients of the three steps before each shadow, with the shadow's: they may
-be neither larger nor smaller. And the model's losses, where the script reports them: their slow mean, with the lowest
+be neither larger nor smaller. And the model's losses, where they are known: their slow mean, with the lowest
 that it has been. A shadow's loss is that of parameters which lossy steps have changed, so that it proves nothing, and
 a lowest mean cannot rise with a training that slowly diverges. Where both are alike, the tolerance doubles, up to a
 tenth. Where not, it is zero at once, for one round, then for two, four and so on, and begins anew. After a pause of
@@ -160,6 +160,10 @@ class Guard:
         self._reliable.clear()
         self._clear()
 
+    def forget_losses(self) -> None:
+        """Compare losses with later ones only, as those to come are of another kind."""
+        self._losses = _Trend()
+
     def observe(self, step: int, name: str, value: float) -> None:
         """Note what ``step`` has led to.
 
@@ -236,7 +240,7 @@ class Guard:
         self.tolerance = 0.0
         self._begin = step + 1 + self._pause * ROUND
         if self._pause >= _LONG:
-            self._losses = _Trend()
+            self.forget_losses()
         self._pause *= 2
         self._clear()
 

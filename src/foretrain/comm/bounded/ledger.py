@@ -104,6 +104,8 @@ class Ledger:
         self.lost = np.zeros((len(self.names), ranks), np.int64)
         self.kept = np.zeros_like(self.lost)
         self.sent = self._sent_before = self._steps_before = 0
+        self._watches = True
+        """Whether the guard sees the losses of backward passes."""
         self._late: deque[tuple[tuple[BufferSlice, ...], Any]] = deque()
         """Operations, with their slices, of which the server's losses are not booked."""
         self._sent_by_all: int | None = None
@@ -142,6 +144,7 @@ class Ledger:
         if self.guard is not None and past.guard is not None:
             self.guard = past.guard
             self.guard.begin_anew(self._steps_before)
+            self._watches = past._watches
 
     @property
     def step(self) -> int:
@@ -213,9 +216,30 @@ class Ledger:
         return stale
 
     def observe_loss(self, value: float) -> None:
-        """Show the guard the model's loss of this step, if there is a guard; ranks may show different ones."""
+        """Show the guard the model's loss of this step, if there is a guard; ranks may show different ones.
+
+        From then on the guard sees those that a script shows, and no more those of its backward passes.
+        """
         if self.guard is not None:
+            self._stop_watching()
             self.guard.observe(self.step, "loss", value)
+
+    def watch_loss(self, value: float) -> None:
+        """Show the guard the loss of this step's backward passes, until a script shows its own, or one is not positive.
+
+        The guard compares by what factor losses differ, so that it knows nothing of those.
+        """
+        if self.guard is None or not self._watches:
+            return
+        if value <= 0:
+            self._stop_watching()
+        else:
+            self.guard.observe(self.step, "loss", value)
+
+    def _stop_watching(self) -> None:
+        if self._watches and self.guard is not None:
+            self.guard.forget_losses()
+        self._watches = False
 
     def totals(self) -> list[int]:
         """Return bytes that this rank has handed over, that its sums have lost, flat, and that it has kept."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -48,6 +48,8 @@ watching: dict[int, Callable[[int], None]] = {}
 """By id of a parameter whose first use is observed: called with the id on every use."""
 passes = 0
 """Backward passes begun. One inside of another, as under reentrant checkpointing, does not count."""
+pass_begins: list[Callable[[Sequence[torch.Tensor]], None]] = []
+"""Functions to call before each backward pass that counts, with the tensors that it begins with."""
 pass_ends: list[Callable[[], None]] = []
 """Functions to call at the end of the current backward pass, on its thread; not if the pass fails."""
 
@@ -157,13 +159,15 @@ def touch(key: int) -> None:
 
 
 def _counted(original: Callable[..., Any]) -> Callable[..., Any]:
-    def run_backward(*args: Any, accumulate_grad: bool, **kwargs: Any) -> Any:
+    def run_backward(roots: Sequence[torch.Tensor], *args: Any, accumulate_grad: bool, **kwargs: Any) -> Any:
         if not accumulate_grad or torch._C._current_graph_task_id() >= 0:
-            return original(*args, accumulate_grad=accumulate_grad, **kwargs)
+            return original(roots, *args, accumulate_grad=accumulate_grad, **kwargs)
         global passes
         passes += 1
+        for begin in pass_begins:
+            begin(roots)
         try:
-            result = original(*args, accumulate_grad=accumulate_grad, **kwargs)
+            result = original(roots, *args, accumulate_grad=accumulate_grad, **kwargs)
             for end in pass_ends:
                 end()
             return result

@@ -23,10 +23,11 @@ from torch import nn, optim
 
 from foretrain.comm.bounded.ledger import Ledger
 from foretrain.comm.observation import StepObserver
-from foretrain.comm.options import AttachOptions
+from foretrain.comm.options import AttachOptions, BoundedLoss
 from foretrain.comm.run_trace import RunTrace
 from foretrain.errors import ConfigError
 from foretrain.plugins.torch import access_guards
+from foretrain.plugins.torch.bounded.backward_losses import BackwardLosses
 from foretrain.plugins.torch.gradient_buffer import Warmup
 from foretrain.plugins.torch.gradient_dispatcher import GradientDispatcher, UpdateSink
 from foretrain.plugins.torch.hooks import Hook, after_forward, before_forward, hide_from_compiler, parameter_modules
@@ -91,6 +92,8 @@ class AttachedModel(ABC, Generic[RuntimeT]):
         self._step_over = False
         self._warmup: Warmup | None = None
         self._runtime: RuntimeT | None = None
+        self._losses: BackwardLosses | None = None
+        """For the guard of an automatic tolerance."""
         self._unseen: list[int] = []
         """Ids of parameters with gradients that no module was seen to use."""
         self._hooks, self._gradient_hooks = ExitStack(), ExitStack()
@@ -170,6 +173,8 @@ class AttachedModel(ABC, Generic[RuntimeT]):
     def defer(self, place: int, optimizer: optim.Optimizer, tasks: dict[int, int]) -> bool:
         """Defer a step of the optimizer with index ``place``; if it must be done now, fetch gradients, return False."""
         self._raise_failure()
+        if self._losses is not None:
+            self._losses.step(self.ledger)
         if self._runtime is not None and self._options.updates == "servers":
             self._runtime.scheduled.step(place, optimizer, tasks)
             if self._barrier:
@@ -241,6 +246,9 @@ class AttachedModel(ABC, Generic[RuntimeT]):
             ):
                 self._hooks.callback(handle.remove)
         self._hook_model()
+        if isinstance(self._options.transport, BoundedLoss) and self._options.transport.tolerance == "auto":
+            self._losses = BackwardLosses()
+            self._hooks.callback(self._losses.watch())
         self._observe()
 
     def _list_parameters(self) -> None:
@@ -327,6 +335,8 @@ class AttachedModel(ABC, Generic[RuntimeT]):
             self._raise_failure()
         if self._trace is not None:
             self._trace.gradient(task)
+        if self._losses is not None:
+            self._losses.gradient()
         if self._runtime is None:
             self._step_ends()
         if (phase := self._phase) is not None:
