@@ -126,6 +126,7 @@ def test_an_adviser_leaves_training_as_it_is_and_says_which_buckets_are_best(ran
             assert lines[1].startswith("foretrain: 10 steps of Sequential observed on 2 workers @")
             assert any("bucket_cap_mb_list=[" in line for line in lines)
             assert any("gradient_as_bucket_view=True is set already" in line for line in lines)
+            assert sum("of the packets went again over TCP" in line for line in lines) == 1
 
 
 def test_an_adviser_knows_the_arguments_that_a_script_gives(ranks):

@@ -1,7 +1,8 @@
 """Adviser of a script's own DistributedDataParallel: observes some steps, then forecasts its best arguments.
 
 ``foretrain run --advise`` leaves training as it is. Hooks take times, and once, between two steps, the ranks measure
-what an all-reduce costs them. Then rank 0 says which bucket sizes would make an iteration shorter.
+what an all-reduce costs them. Then rank 0 says which bucket sizes would make an iteration shorter, and on CPUs whether
+the network loses so many packets that bounded loss may.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from foretrain.comm.observation import StepObserver, workload_of
 from foretrain.comm.runtime_plan import slowest
+from foretrain.launch.tcp_losses import loss_advice, sent_again
 from foretrain.planner.bucket_advice import BucketAdvice, advise_buckets
 from foretrain.planner.candidate_search import cluster_of
 from foretrain.planner.choice import usual
@@ -111,7 +113,11 @@ class DdpAdviser:
         self.advice = advise_buckets(
             workload, place, present=self._present, copies=self._copies, doubt=usual(place, crowding)
         )
-        return [f"{self.steps} steps of {type(self._model).__name__} observed on {place}", *self.advice.lines]
+        lines = [f"{self.steps} steps of {type(self._model).__name__} observed on {place}", *self.advice.lines]
+        if self._device.type == "cpu":  # bounded loss sums on no other, and NCCL's packets are not the kernel's
+            again, sent = (sum(counts) for counts in zip(*control.gather(sent_again()), strict=True))
+            lines.append(loss_advice(again, sent))
+        return lines
 
     # ── from the hooks ──
 
