@@ -3,8 +3,8 @@
 digits        a residual network on the 1,797 handwritten digits that scikit-learn ships
 characters    the transformer of examples/tolerance/characters.py, on this repository's own pages
 
-Where switches drop selectively, "bounded" lets them drop what is small, and "any drop" any packet. "server" is a
-server beside rank 0 that updates the parameters, with bounded loss both ways.
+Where switches drop selectively, "bounded" lets them drop what is small in front layers, and "any drop" any packet.
+"server" is a server beside rank 0 that updates the parameters, with bounded loss both ways.
 
 Each seed trains the same model on the same batches over each transport. Time is that of steps, without evaluations and
 without the first ones, which are observed and planned.

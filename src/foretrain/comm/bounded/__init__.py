@@ -15,7 +15,7 @@ server_state          what ranks tell such a server, and ask it, over TCP
 Here is what others need to know of it: hints and losses, and the marks of packets for switches.
 
 # Note [Marks]
-Codes are those of assured forwarding (RFC 2597), which switches know: AF4x for the most urgent quarter of the layers,
+Codes are those of assured forwarding (RFC 2597), which switches know: AF4x for the most urgent quarter by the policy,
 to AF1x; AFx3, the highest drop precedence, for what may be dropped, and AFx1, capable of ECN, for the rest. So strict
 priority by class, and WRED by precedence with ECN, are all that has to be configured.
 """
