@@ -56,7 +56,7 @@ def test_every_command_has_help_and_answers_what_is_mistyped_or_missing(capsys):
         if words in leaves:
             told = refused([*words, "--no-such-option"], capsys)
             assert told.startswith("foretrain: "), words
-            assert "no-such-option" in told or "issing" in told, words
+            assert "no-such-option" in told, words
     for name in set(names) - COMPLETE:
         assert refused([name], capsys).strip(), name
     assert "did you mean 'compare'" in refused(["comparee"], capsys)

@@ -119,6 +119,7 @@ def test_a_telephone_shows_every_text_of_a_figure_whole(page, tab: str):
         shown(page, "rate=7.0", tab)
     wait(page, f"[...document.querySelectorAll('#panel-{tab} canvas')].every(one => one.clientWidth < 390)")
     assert cut_texts(page) == []
+    assert overflow(page) == 0
 
 
 def test_a_tuned_answer_has_the_tuned_command_page_and_trace(page):

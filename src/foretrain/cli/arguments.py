@@ -124,11 +124,13 @@ def parsed(parse: Callable[[Sequence[str]], Result], arguments: Sequence[str]) -
     # Without the title, frame and rules, which are of ASCII where the terminal has nothing else.
     framed = told.read().replace("│", " ").splitlines()[1:]
     problem = dedent("\n".join(line.rstrip() for line in framed if line.strip(" ─-╰╯"))).strip()
-    if "Unrecognized options" in problem:
+    # Of several faults a misspelt option is told first: it may be why something else is missing.
+    own = takewhile(lambda one: one != "--", arguments)
+    if given := [one.partition("=")[0] for one in own if one.startswith("--")]:
         known = _options(parse, arguments)
-        for given in (one.partition("=")[0] for one in arguments if one.startswith("--")):
-            if given not in known:
-                raise unknown("option", given, known)
+        for option in given:
+            if option not in known:
+                raise unknown("option", option, known)
     raise ForetrainError(problem)
 
 

@@ -109,7 +109,7 @@ def _run(arguments: list[str]) -> None:
         sys.stdout.write(f"foretrain {__version__}\n")
         sys.stdout.flush()
         return
-    if arguments in ([], ["-h"], ["--help"]):
+    if arguments in ([], ["-h"], ["--help"], ["help", "--help"], ["--quiet"]):
         sys.stdout.write(_overview())
         sys.stdout.flush()
         return

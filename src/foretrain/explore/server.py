@@ -7,6 +7,7 @@ name that resolves to loopback, since the Host header is checked; nor is any pat
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
@@ -48,6 +49,12 @@ _SLOW: dict[str, Work] = {
 """Requests that the worker process answers; a newer one of the same kind replaces one that waits."""
 
 
+def _begin_worker() -> None:
+    """Leave Ctrl-C, which the terminal sends to this process, too, to the server, and end with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
+
+
 class Explorer:
     """Server in a thread of its own, and its worker process. A context manager.
 
@@ -59,7 +66,7 @@ class Explorer:
         self.source = source
         self._http = _Server(("127.0.0.1", port), _Handler)
         self._http.explorer = self
-        self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=end_with_parent)
+        self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_begin_worker)
         self._waiting: dict[str, Future[str]] = {}
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._http.serve_forever, name="explorer", daemon=True)
