@@ -108,7 +108,7 @@ const int64_t MOST_PATIENCE = 64 * QUIET, SETTLING = 5 * QUIET; // see Note [Ove
 // The order is that of engine.py.
 enum Counter {
     SENT, SENT_BYTES, SENT_AGAIN, RECEIVED, RECEIVED_BYTES, DUPLICATE, LATE, EARLY, MARKED, MALFORMED, STRANGER, FORGED,
-    PROBES, MAPS, OVER_TCP, OVER_UDP_AGAIN, LOST_BYTES, COUNTERS
+    REPLAYED, PROBES, MAPS, OVER_TCP, OVER_UDP_AGAIN, LOST_BYTES, COUNTERS
 };
 
 int64_t now_ns() {
@@ -215,7 +215,7 @@ struct Send {
     int64_t to, stage, packets, left, cursor, tries = 0, due = 0;
     const char* data;
     int64_t offset, size;
-    uint32_t round = 0, last = 0;           // last: sequence of the packet that went last
+    uint32_t asked = 0, last = 0;           // stamp of the last probe; number of the packet that went last
     bool went = false;                      // all of it, once
     bool begun = false, answered = false;   // since the last MAP
     bool over = false;                      // all that went has been acknowledged, or has been asked for
@@ -269,7 +269,8 @@ struct Peer {
     Keys sending, receiving;
     int64_t* control = nullptr;     // of the law
     std::deque<Send*> sends;        // in the order of their operations
-    uint32_t sequence = 0, answered = 0;    // of the next packet, and behind the last one that was acknowledged
+    uint64_t next_data = 0, next_signal = 0, answered = 0;  // numbers; answered: behind the last that was acknowledged
+    Seen data, signals;             // of what came
     uint32_t opened = 0, acked = 0, acked_marked = 0;
     uint32_t came = 0, came_marked = 0, highest = 0, stamp = 0;
     int64_t unanswered = 0;         // packets since the last acknowledgement
@@ -373,6 +374,7 @@ class Engine {
             Header header = header_of(lost < 0 ? BYE : GONE, 0, 0);
             header.operation = first_;
             header.index = uint32_t(std::max<int64_t>(lost, 0));
+            seal(peer, header, nullptr, peer.next_signal++);
             queue_frame(peer, header, nullptr);
             write_link(peer);
         }
@@ -383,9 +385,9 @@ class Engine {
         for (int64_t k = 0; k < count; packets += sizes[k++]) accept(packets, sizes[k], false);
     }
 
-    void seal(int64_t rank, char* packet) {
-        Header& header = *reinterpret_cast<Header*>(packet);
-        header.tag = tag_of(peers_[rank].sending, header, packet + sizeof header);
+    // Makes a packet one with this number, for tests.
+    void seal(int64_t rank, char* packet, uint64_t number) {
+        seal(peers_[rank], *reinterpret_cast<Header*>(packet), packet + sizeof(Header), number);
     }
 
   private:
@@ -810,7 +812,10 @@ class Engine {
         if (header.length != size - int64_t(sizeof header) || header.length > set_.payload || header.kind >= MESSAGES)
             return void(++counters_[MALFORMED]);
         Peer& peer = peers_[header.source];
-        if (!peer.control || tag_of(peer.receiving, header, data) != header.tag) return void(++counters_[FORGED]);
+        Seen& seen = header.kind == DATA ? peer.data : peer.signals;
+        uint64_t number = full_number(header.number, seen.highest());
+        if (!peer.control || tag_of(peer.receiving, header, number, data) != header.tag) return void(++counters_[FORGED]);
+        if (!seen.add(number)) return void(++counters_[REPLAYED]);
         peer.heard = now_;
         peer.asked = 0;
         // It has heard nothing over UDP; its answers would not come either.
@@ -844,7 +849,7 @@ class Engine {
         }
         ++peer.came;
         if (marked) ++peer.came_marked, ++counters_[MARKED];
-        if (before(peer.highest, header.sequence) || peer.came == 1) peer.highest = header.sequence;
+        if (before(peer.highest, header.number) || peer.came == 1) peer.highest = header.number;
         peer.stamp = header.stamp;
         peer.owes_ack |= (header.flags & ANSWER) || ++peer.unanswered >= UNANSWERED;
     }
@@ -899,19 +904,20 @@ class Engine {
         Arrived arrived;
         std::memcpy(&arrived, data, sizeof arrived);
         int64_t count = int32_t(arrived.packets - peer.acked), marked = int32_t(arrived.marked - peer.acked_marked);
-        if (count <= 0 || count > 1 << 20 || !before(header.sequence, peer.sequence)) return;
+        uint64_t number = full_number(header.index, peer.next_data);
+        if (count <= 0 || count > 1 << 20 || number >= peer.next_data) return;
         peer.unheard = 0;
         peer.acked = arrived.packets;
         peer.acked_marked = arrived.marked;
-        peer.answered = header.sequence + 1;
+        peer.answered = number + 1;
         peer.quiet_since = now_;
         int64_t trip = std::max<int64_t>(uint32_t(uint32_t(now_ / 1000) - header.stamp), 1);
         peer.least_trip = std::min(peer.least_trip, trip);
-        if (trip > peer.least_trip + QUEUEING / 1000 && peer.sequence - header.sequence > set_.first_window) marked = count;
-        law_.heard(peer.control, reinterpret_cast<double*>(peer.control), header.sequence, count,
+        if (trip > peer.least_trip + QUEUEING / 1000 && int64_t(peer.next_data - number) > set_.first_window) marked = count;
+        law_.heard(peer.control, reinterpret_cast<double*>(peer.control), int64_t(number), count,
                    std::clamp<int64_t>(marked, 0, count), trip * 1'000'000);
         for (Send* send : peer.sends)  // see Note [Asking]
-            if (send->went && send->left == 0 && !send->over && !before(header.sequence, send->last))
+            if (send->went && send->left == 0 && !send->over && !before(header.index, send->last))
                 if (is_open(peer, *send)) send->over = true, send->due = now_;
     }
 
@@ -940,7 +946,7 @@ class Engine {
     void answer(Peer& peer, const Header& header) {
         Operation* op = find(header.operation);
         if (!op) {
-            if (before(header.operation, first_)) return signal(peer, STOP, header.operation, header.stage, 0, 0);
+            if (before(header.operation, first_)) return signal(peer, STOP, header.operation, header.stage);
             peer.owes_ack = true;  // its answer says what is opened
             return;
         }
@@ -948,7 +954,7 @@ class Engine {
         if (at < 0) return void(++counters_[MALFORMED]);
         Receive& receive = op->receives[at];
         if (receive.done) return say_stop(peer, *op, receive);
-        if (receive.history) return answer_ending(peer, *op, receive, header.sequence);
+        if (receive.history) return answer_ending(peer, *op, receive, header.stamp);
         if (!needed(receive) && !receive.vital_missing) {
             receive.until = now_;  // all has gone: what has not come is lost
             receive.touched = true;
@@ -956,20 +962,20 @@ class Engine {
         }
         int64_t wanted = needed(receive);
         wanted = receive.need >= receive.size ? receive.packets : wanted ? wanted / set_.payload + 2 : 0;
-        say_missing(peer, *op, receive, header.sequence, wanted);
+        say_missing(peer, *op, receive, header.stamp, wanted);
     }
 
-    void answer_ending(Peer& peer, Operation& op, Receive& receive, uint32_t round) {
+    void answer_ending(Peer& peer, Operation& op, Receive& receive, uint32_t asked) {
         if (!receive.first) receive.first = now_;
         if (!receive.last) receive.last = now_;  // who asks has sent all
         receive.touched = true;
         peer.owes_ack = true;  // where nothing goes again, no map is an answer
         bool repeats = ending_.repeats || ending_.over(receive.history, 0, 0) >= NEVER;
-        say_missing(peer, op, receive, round, repeats ? receive.packets : 0);
+        say_missing(peer, op, receive, asked, repeats ? receive.packets : 0);
     }
 
     // Says what is missing: all that is vital, and as many others as are wanted yet, if these are sure to arrive.
-    void say_missing(Peer& peer, Operation& op, const Receive& receive, uint32_t round, int64_t wanted) {
+    void say_missing(Peer& peer, Operation& op, const Receive& receive, uint32_t asked, int64_t wanted) {
         bool chosen = receive.vital_missing > 0;
         std::vector<char> bits(set_.payload);
         for (int64_t first = 0; first < receive.packets; first += 8 * set_.payload) {
@@ -983,7 +989,7 @@ class Engine {
             if (!any) continue;
             Header header = header_of(MAP, op.number, receive.stage);
             header.index = uint32_t(first);
-            header.sequence = round;
+            header.stamp = asked;
             header.length = uint16_t((end - first + 7) / 8);
             send_one(peer, header, bits.data());
             ++counters_[MAPS];
@@ -992,7 +998,7 @@ class Engine {
 
     void take_map(Peer& peer, const Header& header, const char* data) {
         Send* send = sending(peer, header.operation, header.stage);
-        if (!send || header.sequence != send->round || header.index >= send->packets) return;
+        if (!send || header.stamp != send->asked || header.index >= send->packets) return;
         send->tries = 0;
         send->answered = true;
         int64_t end = std::min<int64_t>(header.index + 8 * int64_t(header.length), send->packets);
@@ -1034,11 +1040,14 @@ class Engine {
         return header;
     }
 
-    void signal(Peer& peer, uint8_t kind, uint32_t operation, int64_t stage, uint32_t index, uint32_t sequence) {
-        Header header = header_of(kind, operation, stage);
-        header.index = index;
-        header.sequence = sequence;
-        send_one(peer, header, nullptr);
+    void signal(Peer& peer, uint8_t kind, uint32_t operation, int64_t stage) {
+        send_one(peer, header_of(kind, operation, stage), nullptr);
+    }
+
+    // Numbers and tags a packet, which is then as it goes.
+    static void seal(const Peer& peer, Header& header, const char* data, uint64_t number) {
+        header.number = uint32_t(number);
+        header.tag = tag_of(peer.sending, header, number, data);
     }
 
     void acknowledge() {
@@ -1048,7 +1057,7 @@ class Engine {
             peer.unanswered = 0;
             Header header = header_of(ACK, 0, 0);
             Arrived arrived{peer.came, peer.came_marked};
-            header.sequence = peer.highest;
+            header.index = peer.highest;
             header.stamp = peer.stamp;
             header.length = sizeof arrived;
             send_one(peer, header, reinterpret_cast<const char*>(&arrived));
@@ -1057,9 +1066,9 @@ class Engine {
 
     // Sends a signal in the first class, as what must arrive.
     void send_one(Peer& peer, Header header, const char* data) {
-        if (peer.over_tcp) return queue_frame(peer, header, data);
         header.flags = IMPORTANT;
-        header.tag = tag_of(peer.sending, header, data);
+        seal(peer, header, data, peer.next_signal++);
+        if (peer.over_tcp) return queue_frame(peer, header, data);
         iovec parts[2] = {{&header, sizeof header}, {const_cast<char*>(data), header.length}};
         transmit(peer, parts, header.length ? 2 : 1, 0, service_[1]);
     }
@@ -1132,7 +1141,7 @@ class Engine {
                                      : law_.room(peer.control, real);
         int64_t whole = set_.payload + int64_t(sizeof(Header));
         // A third of the window: who sends as much at once wants to hear of it, or would stand still later.
-        int64_t third = std::max<int64_t>((room + int32_t(peer.sequence - peer.answered)) / 3, 1);
+        int64_t third = std::max<int64_t>((room + int64_t(peer.next_data - peer.answered)) / 3, 1);
         int64_t most = std::min({room, set_.segments, MOST_SEGMENTS, DATAGRAM / whole, ready(peer, *send)});
         if (most <= 0) {
             if (!peer.quiet_since) peer.quiet_since = now_;
@@ -1151,10 +1160,9 @@ class Engine {
             if (send->left - k <= (send->packets + LAST - 1) / LAST) header.flags |= FINAL;
             if (k + 1 == count && (count == send->left || count >= std::min(third, room))) header.flags |= ANSWER;
             header.index = uint32_t(chosen[k]);
-            header.sequence = peer.sequence + uint32_t(k);
             header.length = uint16_t(std::min(set_.payload, send->size - chosen[k] * set_.payload));
             prefetch<false>(data, header.length);
-            header.tag = tag_of(peer.sending, header, data);
+            seal(peer, header, data, peer.next_data + uint64_t(k));
             parts[2 * k] = {&header, sizeof header};
             parts[2 * k + 1] = {const_cast<char*>(data), header.length};
             bytes += header.length + sizeof header;
@@ -1165,7 +1173,7 @@ class Engine {
         for (int64_t k = 0; k < count; ++k) send->pending.clear(chosen[k]);
         send->left -= count;
         send->cursor = (chosen[count - 1] + 1) % send->packets;
-        peer.sequence += uint32_t(count);
+        peer.next_data += uint64_t(count);
         counters_[SENT] += count;
         counters_[SENT_BYTES] += bytes;
         if (send->went) counters_[SENT_AGAIN] += count;
@@ -1178,7 +1186,7 @@ class Engine {
         if (!peer.unheard && !peer.over_tcp && is_open(peer, *send)) peer.unheard = now_;
         if (send->left == 0) {
             send->went = true;
-            send->last = peer.sequence - 1;
+            send->last = uint32_t(peer.next_data - 1);
             send->over = false;
             send->due = now_ + probe_delay(peer, send->tries);
         }
@@ -1248,10 +1256,10 @@ class Engine {
 
     void ask(Peer& peer, Send& send, bool open) {
         ++send.tries;
-        ++send.round;
+        send.asked = uint32_t(now_ / 1000);
         ++counters_[PROBES];
         note_asked(peer);
-        signal(peer, PROBE, send.operation->number, send.stage, 0, send.round);
+        signal(peer, PROBE, send.operation->number, send.stage);
         send.due = now_ + probe_delay(peer, open ? send.tries : std::max<int64_t>(send.tries, 3));
     }
 
@@ -1264,7 +1272,7 @@ class Engine {
         if (peer.waited_for && now_ - peer.heard > QUIET && now_ - peer.pinged > QUIET / 4) {
             peer.pinged = now_;
             note_asked(peer);
-            signal(peer, PING, 0, 0, 0, 0);
+            signal(peer, PING, 0, 0);
         }
         if (peer.waited_for) next_due_ = std::min(next_due_, now_ + QUIET / 4);
         if (peer.ended && (peer.waited_for || !peer.sends.empty())) return lose(rank, 0);
@@ -1304,7 +1312,7 @@ class Engine {
         Header header = header_of(PING, 0, 0);
         header.index = peer.tries;
         header.length = uint16_t(set_.payload);
-        header.tag = tag_of(peer.sending, header, data.data());
+        seal(peer, header, data.data(), peer.next_signal++);
         iovec parts[2] = {{&header, sizeof header}, {data.data(), data.size()}};
         transmit(peer, parts, 2, 0, service_[1]);
     }
@@ -1321,9 +1329,8 @@ class Engine {
         for (Send* send : peer.sends) send->due = now_;
     }
 
-    void queue_frame(Peer& peer, Header header, const char* data) {
+    void queue_frame(Peer& peer, const Header& header, const char* data) {
         if (peer.link < 0) return;
-        header.tag = tag_of(peer.sending, header, data);
         uint32_t size = uint32_t(sizeof header) + header.length;
         if (peer.out_at == peer.out.size()) peer.out.clear(), peer.out_at = 0;
         const char* parts[] = {reinterpret_cast<const char*>(&size), reinterpret_cast<const char*>(&header)};
@@ -1465,4 +1472,6 @@ EXPORTED void foretrain_bounded_inject(Engine* engine, const char* packets, cons
     engine->inject(packets, sizes, count);
 }
 
-EXPORTED void foretrain_bounded_seal(Engine* engine, int64_t rank, char* packet) { engine->seal(rank, packet); }
+EXPORTED void foretrain_bounded_seal(Engine* engine, int64_t rank, char* packet, int64_t number) {
+    engine->seal(rank, packet, uint64_t(number));
+}

@@ -31,11 +31,12 @@ HEADER = 40
 """Bytes of a packet before its data."""
 COUNTERS = (
     *("sent", "sent_bytes", "sent_again", "received", "received_bytes", "duplicate", "late", "early", "marked"),
-    *("malformed", "stranger", "forged", "probes", "maps", "over_tcp", "over_udp_again", "lost_bytes"),
+    *("malformed", "stranger", "forged", "replayed", "probes", "maps", "over_tcp", "over_udp_again", "lost_bytes"),
 )
 """Names of the engine's counters, in its order: of packets unless they say bytes. ``late`` came when enough was there;
-``early`` before their operation; ``malformed``, ``stranger`` and ``forged`` were dropped; ``over_tcp`` counts how often
-a peer took nothing over UDP and was served over TCP from then on, ``over_udp_again`` how often one went back."""
+``early`` before their operation; ``duplicate`` had gone again; ``malformed``, ``stranger``, ``forged`` and ``replayed``,
+which came before or are very old, were dropped; ``over_tcp`` counts how often a peer took nothing over UDP and was served
+over TCP from then on, ``over_udp_again`` how often one went back."""
 
 _BUFFER = 16 << 20
 """Bytes of the socket's buffers that are asked for; Linux gives others than root less, see net.core.rmem_max."""
@@ -275,10 +276,10 @@ class BoundedEngine:
         assert each.sum() == len(packets)
         self._library.foretrain_bounded_inject(self._handle, packets, each.ctypes.data, len(each))
 
-    def seal(self, peer: int, packet: bytes) -> bytes:
-        """Return ``packet`` with the tag of this rank for ``peer``; only for tests."""
+    def seal(self, peer: int, packet: bytes, number: int = 0) -> bytes:
+        """Return ``packet`` with a number, and the tag of this rank for ``peer``; only for tests."""
         buffer = ctypes.create_string_buffer(packet, len(packet))
-        self._library.foretrain_bounded_seal(self._handle, peer, buffer)
+        self._library.foretrain_bounded_seal(self._handle, peer, buffer, number)
         return buffer.raw
 
     def _add(self, peer: int, address: tuple[str, int], secret: bytes, transport: Bounded, peak: float) -> None:
@@ -313,7 +314,7 @@ def _ending(ending: Ending) -> NDArray[np.int64]:
 
 def _keys(secret: bytes, source: int, target: int, words: int) -> NDArray[np.uint32]:
     """Return the keys of packets from one rank to another: 16 bytes for SipHash, the rest for NH."""
-    label = b"foretrain bounded 2" + struct.pack("<II", source, target)
+    label = b"foretrain bounded 3" + struct.pack("<II", source, target)
     return np.frombuffer(hashlib.shake_256(secret + label).digest(4 * words), np.uint32).copy()
 
 

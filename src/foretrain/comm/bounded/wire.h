@@ -2,7 +2,13 @@
 //
 // The tag is a keyed checksum (Carter and Wegman): NH, the universal hash of UMAC (RFC 4418), of the data, and SipHash-2-4
 // of the header and of that. Two wrong packets in 2^32 pass where an attacker knows nothing of the keys; damage, other
-// jobs and strangers fail alike. The keys are of one direction of one job, so that no packet passes anywhere else.
+// jobs and strangers fail alike. The keys are of one direction between two engines, and made anew for each, so that no
+// packet passes anywhere else, nor after a restart.
+//
+// Note [Numbers]. Each packet has a number of its own, also where what it says went before, so that none passes twice:
+// receivers remember the last 65,000 numbers (a sliding bitmap, RFC 6479), and drop what has one of these or is older.
+// Data are counted apart from signals: congestion control takes gaps between them for losses. A packet has the lower half
+// of its number; the tag is of the upper half, too (as in RFC 4303), so that none passes when the lower half comes again.
 
 #pragma once
 
@@ -30,9 +36,10 @@ struct Header {
     uint32_t operation;
     uint16_t stage;         // of the operation; a rank sends each other at most one array per stage
     uint16_t length;        // bytes of data behind the header
-    uint32_t index;         // DATA: of the packet in the array; MAP: of the first bit; GONE: the lost rank
-    uint32_t sequence;      // DATA: order of sending; ACK: the highest that came; PROBE, MAP: round of asking
-    uint32_t stamp;         // µs of the sender's clock; ACK: of the packet that it answers
+    uint32_t index;         // DATA: of the packet in the array; ACK: the highest number of data that came;
+                            // MAP: of the first bit; GONE: the lost rank
+    uint32_t number;        // lower half, see Note [Numbers]
+    uint32_t stamp;         // µs of the sender's clock; ACK, MAP: of the packet that it answers
     uint32_t opened;        // operations whose arrays the sender can take
 };
 static_assert(sizeof(Header) == 40, "the layout is the protocol");
@@ -100,15 +107,39 @@ struct Sip {
     }
 };
 
-// The tag of a packet, whose own field is left out.
-inline uint64_t tag_of(const Keys& keys, const Header& header, const char* data) {
+// The number whose lower half is `low`, next to a known one.
+inline uint64_t full_number(uint32_t low, uint64_t near) { return near + uint64_t(int64_t(int32_t(low - uint32_t(near)))); }
+
+// Numbers that have come; see Note [Numbers].
+class Seen {
+  public:
+    uint64_t highest() const { return highest_; }
+    // Returns whether a number comes for the first time, and is not too old.
+    bool add(uint64_t number) {
+        uint64_t word = number / 64, last = highest_ / 64, bit = uint64_t(1) << number % 64;
+        if (word + WORDS <= last) return false;
+        if (word > last + WORDS) last = word - WORDS;
+        while (last < word) words_[++last % WORDS] = 0;
+        if (words_[word % WORDS] & bit) return false;
+        words_[word % WORDS] |= bit;
+        highest_ = highest_ < number ? number : highest_;
+        return true;
+    }
+
+  private:
+    static const uint64_t WORDS = 1024;
+    uint64_t highest_ = 0, words_[WORDS] = {};
+};
+
+// The tag of a packet, whose own field is left out, and the upper half of its number.
+inline uint64_t tag_of(const Keys& keys, const Header& header, uint64_t number, const char* data) {
     Sip sip{keys.sip[0] ^ 0x736f6d6570736575u, keys.sip[1] ^ 0x646f72616e646f6du, keys.sip[0] ^ 0x6c7967656e657261u,
             keys.sip[1] ^ 0x7465646279746573u};
     uint64_t words[4];
     std::memcpy(words, reinterpret_cast<const char*>(&header) + sizeof header.tag, sizeof words);
     for (uint64_t word : words) sip.take(word);
     sip.take(universal(keys, data, header.length));
-    sip.take(uint64_t(40) << 56);  // bytes that were hashed, as the last word of SipHash says
+    sip.take(uint64_t(44) << 56 | number >> 32);  // and bytes that were hashed, as the last word of SipHash says
     sip.c ^= 0xff;
     sip.round(), sip.round(), sip.round(), sip.round();
     return sip.a ^ sip.b ^ sip.c ^ sip.d;

@@ -223,7 +223,7 @@ def _loaded(path: Path) -> ctypes.CDLL:
     library.foretrain_bounded_next.argtypes, library.foretrain_bounded_next.restype = [where] * 3, number
     library.foretrain_bounded_say_goodbye.argtypes = [where, number]
     library.foretrain_bounded_inject.argtypes = [where, where, where, number]
-    library.foretrain_bounded_seal.argtypes = [where, number, where]
+    library.foretrain_bounded_seal.argtypes = [where, number, where, number]
     for name in ("start", "close", "delete"):
         getattr(library, f"foretrain_bounded_{name}").argtypes = [where]
     return library
