@@ -4,6 +4,7 @@ import random
 import select
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,6 +55,19 @@ class Network:
                 self._known[address] = relay.socket.getsockname()
             return self._known[address]
 
+    def record(self) -> list[bytes]:
+        """Return a list that gets all packets that go on from now on."""
+        found: list[bytes] = []
+        fate = self.fate
+
+        def note(packet: bytes, rng: random.Random) -> Sequence[bytes]:
+            going = fate(packet, rng)
+            found.extend(going)
+            return going
+
+        self.fate = note
+        return found
+
     def __enter__(self) -> "Network":
         return self
 
@@ -72,13 +86,15 @@ def losing(share: float) -> Fate:
 
 
 def hostile(share: float) -> Fate:
-    """Lose, repeat, hold back, cut or damage a share of all packets."""
+    """Lose, repeat, hold back, cut or damage a share of all packets, or send an old one again before them."""
     held: list[bytes] = []
+    old: deque[bytes] = deque(maxlen=1000)
 
     def fate(packet: bytes, rng: random.Random) -> list[bytes]:
         if rng.random() >= share:
+            old.append(packet)
             return [packet]
-        what = rng.randrange(5)
+        what = rng.randrange(6)
         if what == 0:
             return []
         if what == 1:
@@ -86,6 +102,8 @@ def hostile(share: float) -> Fate:
         if what == 2:
             held.append(packet)
             return [held.pop(rng.randrange(len(held)))] if len(held) > 8 else []
+        if what == 5:
+            return [rng.choice(old), packet] if old else [packet]
         if what == 3:
             return [packet[: rng.randrange(len(packet))]]
         damaged = bytearray(packet)

@@ -1,15 +1,10 @@
 import os
-import random
-import socket
 import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from foretrain.comm.bounded.collectives import BoundedCollectives, Hint
-from foretrain.comm.bounded.engine import HEADER
 from foretrain.comm.collectives.plan import DOUBLING_LIMIT, KINDS
 from foretrain.comm.coordinator.link import LinkError
 from foretrain.errors import ConfigError
@@ -75,7 +70,7 @@ def test_nothing_is_lost_without_tolerance_whatever_the_network_does(over):
             for values in arrays:
                 np.testing.assert_array_equal(values, total)
         counted = [each.engine.counted() for each in members]
-    assert all(each["maps"] and each["duplicate"] and each["forged"] and each["malformed"] for each in counted)
+    assert all(each["maps"] and each["replayed"] and each["forged"] and each["malformed"] for each in counted)
     assert not any(each["lost_bytes"] for each in counted)
 
 
@@ -412,128 +407,6 @@ def test_two_threads_that_close_free_the_memory_once():
         one._library = slow = Slow(one._library)
         in_threads(2, lambda _: members[0].close())
         assert len(slow.freed) == 1
-
-
-def test_forged_packets_move_nothing_but_counters():
-    rng, job = random.Random(0), None
-    with engines(2) as made:
-        one = made[0]
-        job = int(one._settings[2])
-        before = one.counted()
-        for kind in range(8):
-            for _ in range(2500):
-                size = rng.choice((0, 7, HEADER - 1, HEADER, HEADER + 12, HEADER + 100))
-                packet = bytearray(rng.randbytes(size))
-                if size >= HEADER and rng.random() < 0.9:  # only the tag is wrong
-                    packet[8:16] = job.to_bytes(4, "little") + (1).to_bytes(2, "little") + bytes([kind, 0])
-                    packet[22:24] = (size - HEADER).to_bytes(2, "little")
-                one.inject(bytes(packet))
-        after = one.counted()
-        moved = {name for name in after if after[name] != before[name]}
-        assert moved == {"malformed", "stranger", "forged"}
-        assert sum(after[name] - before[name] for name in moved) == 20_000
-        members = [BoundedCollectives(each, rank, 2) for rank, each in enumerate(made)]
-        arrays, total = inputs("float32", 2, 1000)
-        run(members, "all_reduce", arrays)
-        np.testing.assert_array_equal(arrays[0], total)
-        for each in members:
-            each.close()
-
-
-@pytest.mark.process  # for it takes long
-def test_a_million_packets_move_nothing_but_counters():
-    """Real packets, some of them once more and in any order, some cut, damaged, forged or of another job."""
-    with Network(losing(0.2)) as network, engines(2, network=network) as made:
-        recorded = recording(network)
-        members = [BoundedCollectives(each, rank, 2) for rank, each in enumerate(made)]
-        drawn = [inputs("float32", 2, 100 * k, k)[0] for k in (1, 2, 3, 4)]
-        for arrays in drawn:
-            run(members, "all_reduce", arrays)
-        one, before = made[0], [arrays[0].copy() for arrays in drawn]
-        one._library.foretrain_bounded_close(one._handle)  # so that nothing else calls it
-        packets = [each for each in recorded if each[12] == 1 and len(each) < 1000]  # those of rank 1
-        rng, genuine, counted = np.random.default_rng(0), 0, one.counted()
-        for _ in range(20):
-            bytes_, sizes, real = injured(packets, 50_000, rng)
-            one.inject(bytes_, sizes)
-            genuine += real
-        moved = {name: many - counted[name] for name, many in one.counted().items() if many != counted[name]}
-        assert moved.keys() == {"malformed", "stranger", "forged", "received", "received_bytes", "late"}
-        assert moved["malformed"] + moved["stranger"] + moved["forged"] == 1_000_000 - genuine
-        assert moved["received"] == moved["late"] < genuine
-        for arrays, wanted in zip(drawn, before, strict=True):
-            np.testing.assert_array_equal(arrays[0].view(np.uint32), wanted.view(np.uint32))
-        assert one.next() is None  # closed, and no rank is taken for lost
-        for each in members:
-            each.close()
-
-
-def recording(network):
-    """Return a list that gets all packets from now on."""
-    found, fate = [], network.fate
-
-    def note(packet, rng):
-        found.append(packet)
-        return fate(packet, rng)
-
-    network.fate = note
-    return found
-
-
-def injured(packets, count, rng):
-    """Return ``count`` packets one behind the other, their sizes, and how many of them are as they were."""
-    width = max(map(len, packets))
-    table = np.array([np.frombuffer(each.ljust(width, b"\0"), np.uint8) for each in packets])
-    chosen = rng.integers(len(packets), size=count)
-    rows, sizes = table[chosen], np.array([len(each) for each in packets])[chosen]
-    what = rng.integers(6, size=count)
-    (cut,), (flipped,), (forged,), (foreign,), (noise,) = (np.nonzero(what == kind) for kind in range(1, 6))
-    sizes[cut] = (rng.random(len(cut)) * sizes[cut]).astype(int)
-    places = (rng.random(len(flipped)) * sizes[flipped]).astype(int)
-    rows[flipped, places] ^= (1 << rng.integers(8, size=len(flipped))).astype(np.uint8)
-    rows[forged, :8] = rng.integers(256, size=(len(forged), 8))
-    rows[forged, 14] = rng.integers(8, size=len(forged))  # any kind
-    rows[foreign, 8:12] ^= rng.integers(1, 256, size=(len(foreign), 4), dtype=np.uint8)
-    rows[noise] = rng.integers(256, size=(len(noise), width))
-    return rows[np.arange(width) < sizes[:, None]].tobytes(), sizes, int(np.sum(what == 0))
-
-
-def test_packets_of_another_job_on_the_same_port_are_strangers():
-    with group(2) as members, Network(perfect) as network, group(2, network=network) as others:
-        recorded = recording(network)
-        run(others, "all_reduce", inputs("float32", 2, 30_000)[0])
-        one, before, packets = members[0].engine, members[0].engine.counted(), list(recorded)[:50]
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as foreign:
-            for packet in packets:
-                foreign.sendto(packet, one._socket.getsockname())
-        until, sent = time.monotonic() + 300, len(packets)
-        while one.counted()["stranger"] < before["stranger"] + sent and time.monotonic() < until:
-            time.sleep(0.01)
-        assert one.counted() == before | {"stranger": before["stranger"] + sent}
-        arrays, total = inputs("float32", 2, 30_000)
-        run(members, "all_reduce", arrays)
-        np.testing.assert_array_equal(arrays[0], total)
-
-
-def test_every_changed_byte_of_a_packet_is_found():
-    with engines(2) as (receiver, sender):
-
-        @settings(max_examples=200, deadline=None)
-        @given(st.binary(max_size=300), st.data())
-        def check(body, data):
-            header = bytearray(HEADER)
-            header[8:12] = int(receiver._settings[2]).to_bytes(4, "little")
-            header[12:14] = (1).to_bytes(2, "little")
-            header[22:24] = len(body).to_bytes(2, "little")
-            sealed = bytearray(sender.seal(0, bytes(header) + body))
-            sealed[data.draw(st.integers(0, len(sealed) - 1))] ^= data.draw(st.integers(1, 255))
-            before = receiver.counted()
-            receiver.inject(bytes(sealed))
-            after = receiver.counted()
-            assert after["received"] == before["received"]
-            assert sum(after[name] - before[name] for name in ("malformed", "stranger", "forged")) == 1
-
-        check()
 
 
 def test_arrays_that_cannot_be_summed_are_refused():

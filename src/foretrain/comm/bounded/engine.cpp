@@ -612,7 +612,7 @@ class Engine {
 
     // Takes for important, of the packets that are not, those whose mean magnitude is a quantile of the last time or more.
     void tag_by_magnitude(const PlanHeader& header, Send& send) {
-        int64_t key = (header.slot * 64 + send.stage) * set_.ranks + send.to;
+        int64_t key = ((int64_t(header.slot) << 16) + send.stage) * set_.ranks + send.to;
         auto known = thresholds_.find(key);
         std::vector<float> means;
         for (int64_t i = send.important.next(0, false); i < send.packets; i = send.important.next(i + 1, false)) {

@@ -34,9 +34,9 @@ COUNTERS = (
     *("malformed", "stranger", "forged", "replayed", "probes", "maps", "over_tcp", "over_udp_again", "lost_bytes"),
 )
 """Names of the engine's counters, in its order: of packets unless they say bytes. ``late`` came when enough was there;
-``early`` before their operation; ``duplicate`` had gone again; ``malformed``, ``stranger``, ``forged`` and ``replayed``,
-which came before or are very old, were dropped; ``over_tcp`` counts how often a peer took nothing over UDP and was served
-over TCP from then on, ``over_udp_again`` how often one went back."""
+``early`` before their operation; ``duplicate`` had gone again; ``malformed``, ``stranger``, ``forged`` and
+``replayed``, which came before or are very old, were dropped; ``over_tcp`` counts how often a peer took nothing over
+UDP and was served over TCP from then on, ``over_udp_again`` how often one went back."""
 
 _BUFFER = 16 << 20
 """Bytes of the socket's buffers that are asked for; Linux gives others than root less, see net.core.rmem_max."""
