@@ -1,35 +1,53 @@
-"""A network that loses, repeats, delays and damages packets: a relay in front of each rank's UDP socket."""
+"""A network that loses, repeats, delays, marks and damages packets: a relay in front of each rank's UDP socket."""
 
 import random
 import select
 import socket
+import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
+
+_IP_RECVTOS = 13
 
 Fate = Callable[[bytes, random.Random], Sequence[bytes]]
 """What becomes of a packet: the packets that go on instead."""
 
 
-class Relay:
-    """Relays to ``target``, one after the other, what ``fate`` makes of each packet."""
+Marks = Callable[[bytes, int], int]
+"""The type of service that a packet goes on with, from itself and the one it came with."""
 
-    def __init__(self, target: tuple[str, int], fate: Fate, seed: int) -> None:
-        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+
+class Relay:
+    """Relays to ``target``, one after the other, what the ``network`` makes of each packet."""
+
+    def __init__(self, target: tuple[str, int], network: "Network", seed: int) -> None:
+        wide = ":" in target[0]
+        self.socket = socket.socket(socket.AF_INET6 if wide else socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
-        self.socket.bind(("127.0.0.1", 0))
-        self._target, self._fate, self._random = target, fate, random.Random(seed)
+        level, told = (socket.IPPROTO_IPV6, socket.IPV6_RECVTCLASS) if wide else (socket.IPPROTO_IP, _IP_RECVTOS)
+        self._service = level, socket.IPV6_TCLASS if wide else socket.IP_TOS
+        self.socket.setsockopt(level, told, 1)
+        self.socket.bind(("::1" if wide else "127.0.0.1", 0))
+        self._target, self._network, self._random = target, network, random.Random(seed)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
+        held = deque[tuple[float, bytes, bytes]]()
         while not self._ended.is_set():
-            if not select.select([self.socket], [], [], 0.05)[0]:
-                continue
-            for packet in self._fate(self.socket.recv(65536), self._random):
-                self.socket.sendto(packet, self._target)
+            wait = max(held[0][0] - time.monotonic(), 0.0) if held else 0.05
+            if select.select([self.socket], [], [], wait)[0]:
+                packet, [(*_, service)], *_ = self.socket.recvmsg(65536, 64)
+                for each in self._network.fate(packet, self._random):
+                    marked = struct.pack("i", self._network.marks(each, service[0]))
+                    held.append((time.monotonic() + self._network.delay, each, marked))
+            while held and held[0][0] <= time.monotonic():
+                _, packet, marked = held.popleft()
+                self.socket.sendmsg([packet], [(*self._service, marked)], 0, self._target)
 
     def close(self) -> None:
         self._ended.set()
@@ -38,10 +56,10 @@ class Relay:
 
 
 class Network:
-    """Relays in front of all ranks; a context manager."""
+    """Relays in front of all ranks, which add a ``delay`` in seconds; a context manager."""
 
-    def __init__(self, fate: Fate) -> None:
-        self.fate = fate
+    def __init__(self, fate: Fate, marks: Marks = lambda _, service: service, delay: float = 0.0) -> None:
+        self.fate, self.marks, self.delay = fate, marks, delay
         self._relays: list[Relay] = []
         self._lock = threading.Lock()
         self._known: dict[tuple[str, int], tuple[str, int]] = {}
@@ -50,9 +68,9 @@ class Network:
         """Return the relay's address that stands for ``address``."""
         with self._lock:
             if address not in self._known:
-                relay = Relay(address, lambda packet, rng: self.fate(packet, rng), len(self._relays))
+                relay = Relay(address, self, len(self._relays))
                 self._relays.append(relay)
-                self._known[address] = relay.socket.getsockname()
+                self._known[address] = relay.socket.getsockname()[:2]
             return self._known[address]
 
     def record(self) -> list[bytes]:

@@ -17,14 +17,16 @@ from numpy.typing import NDArray
 
 from foretrain.network.jit import packet_callback
 from foretrain.network.packet import state as c
-from foretrain.network.packet.host_tx import measure
+from foretrain.network.packet.host_tx import measure, timeout
 from foretrain.network.packet.transports import rates
 from foretrain.network.packet.transports.bounded import probe_delay
 from foretrain.network.packet.transports.transport import AIMD, Bounded
-from foretrain.units import SECOND
+from foretrain.units import MILLISECOND, SECOND
 
 _COLUMNS = c.FLOW_COLUMNS + c.PARAMETER_COLUMNS
 """Of a flow's memory: its row, then its transport's parameters."""
+_FIRST_SILENCE = 200 * MILLISECOND
+"""Before a round trip is known; TCP waits for a second then (RFC 6298)."""
 _WHOLE, _REAL = types.CPointer(types.int64), types.CPointer(types.float64)
 _NOTHING, _NUMBER = types.void, types.int64
 
@@ -47,7 +49,8 @@ def flow(transport: Bounded, peak: float) -> NDArray[np.int64]:
 
 def callbacks() -> NDArray[np.int64]:
     """Return the addresses of the functions, in the order of engine.cpp's ``Law``."""
-    return np.array([each.address for each in (_room, _sent, _heard, _lost, _settled, _probe_after, _interval)])
+    law = _room, _sent, _heard, _lost, _settled, _probe_after, _silence, _interval
+    return np.array([each.address for each in law])
 
 
 _Whole, _Real = ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_double)
@@ -111,6 +114,18 @@ def _probe_after(whole: Any, real: Any, tries: Any) -> Any:
     m, x = carray(whole, _COLUMNS), carray(real, _COLUMNS)
     m[c.TRIES] = tries
     return int(probe_delay(m, x, 0))
+
+
+@packet_callback(_NUMBER(_WHOLE, _REAL))
+def _silence(whole: Any, real: Any) -> Any:
+    """Return the ps without an acknowledgement after which all that is under way counts as lost.
+
+    Longer than a round trip, however long that is. An early probe does little harm; this would close the window.
+    """
+    m, x = carray(whole, _COLUMNS), carray(real, _COLUMNS)
+    if x[c.SMOOTHED] == 0.0:
+        return int(_FIRST_SILENCE)
+    return max(timeout(m, x, 0), 2 * int(probe_delay(m, x, 0)))
 
 
 @packet_callback(_NUMBER(_WHOLE, _REAL, _NUMBER))

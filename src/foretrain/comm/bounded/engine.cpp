@@ -164,6 +164,7 @@ struct Law {
     void (*lost)(int64_t*, double*);
     void (*settled)(int64_t*, double*);     // nothing is under way
     int64_t (*probe_after)(int64_t*, double*, int64_t tries);
+    int64_t (*silence)(int64_t*, double*);  // until all counts as lost
     int64_t (*interval)(int64_t*, double*, int64_t bytes);
 };
 
@@ -1238,10 +1239,11 @@ class Engine {
             if (unsent && !peer.over_tcp) {
                 // All acknowledgements may have been lost.
                 if (!peer.quiet_since) peer.quiet_since = now_;
-                int64_t until = peer.quiet_since + std::max<int64_t>(2 * probe_delay(peer, 0), 1'000'000);
-                if (law_.room(peer.control, reinterpret_cast<double*>(peer.control)) <= 0) {
+                double* real = reinterpret_cast<double*>(peer.control);
+                int64_t until = peer.quiet_since + std::max<int64_t>(law_.silence(peer.control, real) / 1000, 1'000'000);
+                if (law_.room(peer.control, real) <= 0) {
                     if (now_ >= until) {
-                        law_.lost(peer.control, reinterpret_cast<double*>(peer.control));
+                        law_.lost(peer.control, real);
                         note_asked(peer);
                         peer.quiet_since = now_;
                     }

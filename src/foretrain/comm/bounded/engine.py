@@ -138,6 +138,7 @@ class BoundedEngine:
     Attributes:
         counters: see `COUNTERS`.
         path: as above.
+        flows: by peer, the memory of its congestion control; see `foretrain.comm.bounded.congestion`.
     """
 
     def __init__(
@@ -180,6 +181,7 @@ class BoundedEngine:
         )
         self._links = {peer: link.detach() for peer, link in links.items()}
         self._kept: list[NDArray[Any]] = []
+        self.flows: dict[int, NDArray[np.int64]] = {}
         for peer, address in enumerate(addresses):
             if peer != rank:
                 self._add(peer, address, secret, transport, peak)
@@ -285,8 +287,8 @@ class BoundedEngine:
     def _add(self, peer: int, address: tuple[str, int], secret: bytes, transport: Bounded, peak: float) -> None:
         size = 4 + self.path.payload // 4 + 2
         sending, receiving = (_keys(secret, *way, size) for way in ((self.rank, peer), (peer, self.rank)))
-        control = flow(transport, peak)
-        self._kept += [sending, receiving, control]
+        control = self.flows[peer] = flow(transport, peak)
+        self._kept += [sending, receiving]
         packed = _packed(address, self._socket.family)
         self._library.foretrain_bounded_peer(
             *(self._handle, peer, packed, len(packed), self._links[peer].fileno() if peer in self._links else -1),
