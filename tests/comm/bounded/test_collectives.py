@@ -280,12 +280,19 @@ def test_the_sum_of_an_earlier_operation_goes_before_contributions_to_later_ones
             np.testing.assert_array_equal(arrays[1], total)
 
 
-def test_where_udp_is_blocked_tcp_takes_over():
+def test_where_udp_is_blocked_tcp_takes_over_and_each_rank_says_of_whom(caplog):
     with Network(losing(1.0)) as network, group(3, network=network, blocked=0.2) as members:
         arrays, total = inputs("float32", 3, 100_000)
         run(members, "all_reduce", arrays)
         np.testing.assert_array_equal(arrays[2], total)
         assert all(each.engine.counted()["over_tcp"] == 2 for each in members)
+        assert all(each.engine.over_tcp() == {0, 1, 2} - {each.rank} for each in members)
+    said = {(record.levelname, record.getMessage()) for record in caplog.records}
+    why = "they go over TCP until UDP works, and nothing is lost meanwhile; is UDP open between the hosts, and is "
+    assert said == {
+        ("WARNING", f"rank {one} takes no packets of 8232 bytes over UDP: {why}their MTU the network's?")
+        for one in ("0: rank 1", "0: rank 2", "1: rank 0", "1: rank 2", "2: rank 0", "2: rank 1")
+    }
 
 
 def test_where_udp_is_blocked_half_way_tcp_takes_over():
@@ -309,7 +316,8 @@ def test_where_only_small_packets_pass_tcp_takes_over():
         assert all(each.engine.counted()["over_tcp"] == 1 for each in members)
 
 
-def test_a_peer_goes_back_to_udp_once_packets_pass_again():
+def test_a_peer_goes_back_to_udp_once_packets_pass_again_and_says_so(caplog):
+    caplog.set_level("INFO", "foretrain")
     with Network(losing(1.0)) as network, group(2, network=network, blocked=0.2) as members:
         arrays, total = inputs("float32", 2, 100_000)
         run(members, "all_reduce", arrays)
@@ -321,6 +329,9 @@ def test_a_peer_goes_back_to_udp_once_packets_pass_again():
         run(members, "all_reduce", arrays)
         np.testing.assert_array_equal(arrays[1], total)
         assert sum(packet[14] == 0 for packet in seen) >= 2 * 100_000 * 4 // PAYLOAD  # of data
+        assert not any(each.engine.over_tcp() for each in members)
+    said = [record.getMessage() for record in caplog.records if record.levelname == "INFO"]
+    assert set(said) == {f"rank {rank}: UDP works again to rank {1 - rank}" for rank in range(2)}
 
 
 def test_a_network_that_loses_nothing_loses_little():

@@ -336,7 +336,7 @@ class BoundedCollectives:
         return np.array(header + numbers, np.int64)
 
     def _finish_all(self) -> None:
-        said = 0, 0
+        said = frozenset[int]()
         try:
             while (losses := self.engine.next()) is not None:
                 said = self._warn(said)
@@ -357,26 +357,28 @@ class BoundedCollectives:
         for work in left:
             work.finish([], error)
 
-    def _warn(self, said: tuple[int, int]) -> tuple[int, int]:
-        """Say how often peers were served over TCP, and went back, where it is more often than was ``said``."""
-        counted = self.engine.counted()
-        blocked, again = counted["over_tcp"], counted["over_udp_again"]
-        if blocked > said[0]:
+    def _warn(self, said: frozenset[int]) -> frozenset[int]:
+        """Say which peers are served over TCP, and which went back, where that is not what was ``said``."""
+        served = self.engine.over_tcp()
+        for peer in sorted(served - said):
             logger.warning(
-                "rank %d: %d peers take no packets of %d bytes over UDP: they go over TCP until UDP works, and nothing "
-                "is lost meanwhile; is UDP open between the hosts, and is their MTU the network's?",
-                *(self.rank, blocked - again, self.engine.path.payload + HEADER),
+                "rank %d: %s takes no packets of %d bytes over UDP: they go over TCP until UDP works, and nothing is "
+                "lost meanwhile; is UDP open between the hosts, and is their MTU the network's?",
+                *(self.rank, self._name(peer), self.engine.path.payload + HEADER),
             )
-        elif again > said[1]:
-            logger.info("rank %d: UDP works again for %d peers", self.rank, again - said[1])
-        return blocked, again
+        for peer in sorted(said - served):
+            logger.info("rank %d: UDP works again to %s", self.rank, self._name(peer))
+        return served
+
+    def _name(self, peer: int) -> str:
+        return "the server that sums" if peer == self.ranks else f"rank {peer}"
 
     def _lost(self, failed: EngineFailed) -> LinkError:
         what = {0: "it hung up", -1: "another rank lost it"}.get(failed.why) or os.strerror(failed.why)
         if failed.rank == self.ranks:
             said = self.state.failure() if self.state is not None else ""
-            return LinkError(f"the server that sums was lost: {said or what}; the output of rank 0 says more")
-        text = f"rank {failed.rank} was lost: {what}; that rank's own output says more"
+            return LinkError(f"{self._name(failed.rank)} was lost: {said or what}; the output of rank 0 says more")
+        text = f"{self._name(failed.rank)} was lost: {what}; that rank's own output says more"
         return LinkError(text, failed.rank)
 
     def _closed_error(self) -> LinkError:

@@ -290,8 +290,10 @@ struct Peer {
 
 class Engine {
   public:
-    Engine(const Settings& settings, const Law& law, const Ending& ending, const uint8_t* service, int64_t* counters)
-        : set_(settings), law_(law), ending_(ending), counters_(counters), peers_(settings.ranks), buffers_(BATCH * BUFFER) {
+    Engine(const Settings& settings, const Law& law, const Ending& ending, const uint8_t* service, int64_t* counters,
+           int64_t* over_tcp)
+        : set_(settings), law_(law), ending_(ending), counters_(counters), over_tcp_(over_tcp), peers_(settings.ranks),
+          buffers_(BATCH * BUFFER) {
         std::memcpy(service_, service, sizeof service_);
     }
 
@@ -1291,13 +1293,15 @@ class Engine {
 
     void serve_over_tcp(Peer& peer) {
         if (peer.over_tcp || peer.link < 0) return;
-        peer.over_tcp = true;
+        note_over_tcp(peer, true);
         ++counters_[OVER_TCP];
         for (Send* send : peer.sends) send->due = now_;
         peer.tries = 0;
         peer.next_try = now_ + peer.patience;
         peer.patience = std::min(2 * peer.patience, MOST_PATIENCE);
     }
+
+    void note_over_tcp(Peer& peer, bool served) { peer.over_tcp = over_tcp_[&peer - peers_.data()] = served; }
 
     void try_udp(Peer& peer) {
         if (peer.ended) return;
@@ -1324,7 +1328,7 @@ class Engine {
         if (!header.index) return send_try(peer);
         if (!peer.over_tcp) return;
         send_try(peer);
-        peer.over_tcp = false;
+        note_over_tcp(peer, false);
         peer.returned = now_;
         ++counters_[OVER_UDP_AGAIN];
         law_.settled(peer.control, reinterpret_cast<double*>(peer.control));
@@ -1411,7 +1415,7 @@ class Engine {
     std::map<std::array<int64_t, 4>, std::vector<int64_t>> histories_;  // by slot, stage, rank and size
     std::map<std::array<int64_t, 4>, std::vector<int64_t>> lost_pulls_;  // the same; packets that the last pull has lost
     uint8_t service_[16];           // type of service by class: droppable, important
-    int64_t* counters_;
+    int64_t *counters_, *over_tcp_;  // over_tcp_: by rank, whether it is served so
     std::vector<Peer> peers_;
     std::vector<char> buffers_;
     std::mutex mutex_;
@@ -1438,8 +1442,8 @@ class Engine {
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
 EXPORTED void* foretrain_bounded_new(const Settings* settings, const Law* law, const Ending* ending,
-                                     const uint8_t* service, int64_t* counters) {
-    return new Engine(*settings, *law, *ending, service, counters);
+                                     const uint8_t* service, int64_t* counters, int64_t* over_tcp) {
+    return new Engine(*settings, *law, *ending, service, counters, over_tcp);
 }
 
 EXPORTED void foretrain_bounded_delete(Engine* engine) { delete engine; }

@@ -164,7 +164,7 @@ class BoundedEngine:
         self._closing = threading.Lock()
         self._closed = False
         self._job = int.from_bytes(hashlib.blake2b(secret, digest_size=4).digest(), "little")
-        self.counters = np.zeros(len(COUNTERS), np.int64)
+        self.counters, self._over_tcp = np.zeros(len(COUNTERS), np.int64), np.zeros(ranks, np.int64)
         self._law, self._ending = callbacks(), _ending(ending)
         numbers = [rank, ranks, self._job, path.payload, path.segments, made.fileno(), self._wake]
         numbers += [
@@ -177,7 +177,8 @@ class BoundedEngine:
         flat = np.array([[least, most | _ECT] for least, most in services], np.uint8).reshape(-1)
         self._services = np.resize(flat, 16)
         self._handle = self._library.foretrain_bounded_new(
-            *(each.ctypes.data for each in (self._settings, self._law, self._ending, self._services, self.counters))
+            *(each.ctypes.data for each in (self._settings, self._law, self._ending, self._services, self.counters)),
+            self._over_tcp.ctypes.data,
         )
         self._links = {peer: link.detach() for peer, link in links.items()}
         self._kept: list[NDArray[Any]] = []
@@ -242,6 +243,10 @@ class BoundedEngine:
     def counted(self) -> dict[str, int]:
         """Return the counters by name."""
         return dict(zip(COUNTERS, self.counters.tolist(), strict=True))
+
+    def over_tcp(self) -> frozenset[int]:
+        """Return the peers that are served over TCP at present, since they take nothing over UDP."""
+        return frozenset(np.flatnonzero(self._over_tcp).tolist())
 
     def close(self, lost: int | None = None) -> None:
         """End the thread, and tell the other ranks; ``lost`` is the rank for whose sake. Any number of times.

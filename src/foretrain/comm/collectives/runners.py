@@ -215,7 +215,7 @@ def _loaded(path: Path) -> ctypes.CDLL:
     library.foretrain_run_plan.argtypes = [where, where, number, number, where, number, number, where, where]
     library.foretrain_offer.argtypes = [where, where, where]
     library.foretrain_send_ahead.argtypes = [where, number]
-    library.foretrain_bounded_new.argtypes, library.foretrain_bounded_new.restype = [where] * 5, where
+    library.foretrain_bounded_new.argtypes, library.foretrain_bounded_new.restype = [where] * 6, where
     library.foretrain_bounded_peer.argtypes = [where, number, where, number, number, where, where, where]
     library.foretrain_bounded_submit.argtypes = [where, where, number, where, where, *[where, number] * 2]
     library.foretrain_bounded_next_gate.argtypes, library.foretrain_bounded_next_gate.restype = [where], number
