@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from foretrain.comm.bounded import collectives
 from foretrain.comm.bounded.collectives import BoundedCollectives, connect_engine
 from foretrain.comm.bounded.engine import BoundedEngine
 from foretrain.comm.coordinator.addresses import addresses_of, decoded, encoded
@@ -26,18 +27,38 @@ class Exchange:
         self._rows: list[Any] = [None] * ranks
 
     def of(self, rank: int, network: Network | None = None) -> Callable[[Sequence[Any]], list[Any]]:
-        calls = iter(range(3))
-
         def exchange(values: Sequence[Any]) -> list[Any]:
             self._rows[rank] = tuple(values)
             self._barrier.wait(300)
             rows = list(self._rows)
             self._barrier.wait(300)
-            if next(calls) == 1 and network is not None:  # these are the addresses of UDP
-                return [encoded(*network.in_front_of(decoded(row))) for row in rows]
             return rows
 
-        return exchange
+        return exchange if network is None else relayed(exchange, network)
+
+
+def relayed(exchange: Callable[[Sequence[Any]], list[Any]], network: Network) -> Callable[[Sequence[Any]], list[Any]]:
+    """Return an ``exchange`` whose addresses of UDP are those of relays in front of all."""
+    calls = iter(range(3))
+
+    def exchanged(values: Sequence[Any]) -> list[Any]:
+        rows = exchange(values)
+        return [encoded(*network.in_front_of(decoded(row))) for row in rows] if next(calls) == 1 else rows
+
+    return exchanged
+
+
+@contextmanager
+def through(network: Network) -> Iterator[None]:
+    """Let all that this process sends from now on go through ``network``, but for what a server sends back."""
+    connect = collectives.connect_engine
+
+    def connected(host: str, gather: Any, *arguments: Any, **options: Any) -> BoundedEngine:
+        return connect(host, relayed(gather, network), *arguments, **options)
+
+    with network, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collectives, "connect_engine", connected)
+        yield
 
 
 def in_threads(ranks: int, call: Callable[[int], Any]) -> list[Any]:

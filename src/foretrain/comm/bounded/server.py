@@ -269,8 +269,13 @@ def main(updater: Updater | None = None) -> int:
     """
     source, answers = sys.stdin.buffer, sys.stdout.buffer
     opening = msgspec.json.decode(source.readline(), type=Opening)
-    rank, secret = opening.ranks, bytes.fromhex(opening.secret)
     threading.Thread(target=_end_after, args=(opening.parent,), daemon=True).start()
+    return serve(opening, source, answers, updater)
+
+
+def serve(opening: Opening, source: IO[bytes], answers: IO[bytes], updater: Updater | None = None) -> int:
+    """Do what `main` does, with what ``source`` says after the ``opening``."""
+    rank, secret = opening.ranks, bytes.fromhex(opening.secret)
 
     def gather(values: Sequence[int]) -> list[list[int]]:
         _write(answers, [int(value) for value in values])

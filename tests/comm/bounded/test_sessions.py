@@ -1,0 +1,90 @@
+"""Sessions under bounded loss, of ranks that are threads, through a network in front of their UDP sockets."""
+
+import os
+import threading
+from collections import defaultdict
+
+import msgspec
+import numpy as np
+import pytest
+
+import foretrain as ft
+from foretrain.comm.bounded import server
+from foretrain.comm.bounded.collectives import BoundedCollectives
+from foretrain.comm.bounded.server import Opening, serve
+from foretrain.schedule import IDEAL, POLICIES
+from tests.comm.bounded.group import through
+from tests.comm.bounded.relay import Network, perfect
+from tests.comm.collectives.test_ring import nothing_is_left_behind
+from tests.comm.test_session import WARMUP, on_ranks, secret
+
+__all__ = ["nothing_is_left_behind", "secret"]
+
+DATA = 0
+"""Kind of a packet, in its byte 14."""
+LAYERS, COUNT = 4, 8192
+TENSORS = [(f"layer{k}", 4 * COUNT, "float32") for k in range(LAYERS)]
+
+
+class ThreadOfServer:
+    """Stands for the process of a server, which is a thread of this one."""
+
+    def __init__(self, _command, **_pipes):
+        (self._told, said), (heard, self._answers) = os.pipe(), os.pipe()
+        self.stdin, self.stdout = os.fdopen(said, "wb"), os.fdopen(heard, "rb")
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self):
+        with os.fdopen(self._told, "rb") as source, os.fdopen(self._answers, "wb") as answers:
+            serve(msgspec.json.decode(source.readline(), type=Opening), source, answers)
+
+    def wait(self, timeout=None):
+        self._thread.join(timeout)
+
+
+def layers_of(values):
+    """Layers of which there is something in ``values``: gradients of layer k are 10^k, their sums and means near it."""
+    return set(np.rint(np.log10(values[values > 0])).astype(int).tolist())
+
+
+@pytest.mark.parametrize("over", ["transpose", "ring", "halving_doubling", "ps"])
+@pytest.mark.parametrize("schedule", sorted({*POLICIES} - {IDEAL}))
+def test_every_policy_sums_over_every_way_and_marks_packets_by_its_priorities(monkeypatch, schedule, over):
+    """Layers are used in their order, so that a policy with priorities sends a later one in a later class."""
+    operations, codes, lock = [], defaultdict(set), threading.Lock()
+    submit = BoundedCollectives.submit
+
+    def noting(member, operation, values, **options):
+        if member.rank == 0:
+            operations.append((operation, layers_of(values)))
+        return submit(member, operation, values, **options)
+
+    def note(packet, service):
+        if packet[14] == DATA and packet[12] == 0:  # of rank 0
+            with lock:
+                codes[int.from_bytes(packet[16:20], "little")].add(service >> 5)
+        return service
+
+    def run(session):
+        tasks, first = session.declare(TENSORS), 0
+        for step in range(WARMUP + 2):
+            session.begin_step()
+            if step == WARMUP:
+                first = len(operations)
+            for k in reversed(range(LAYERS)):
+                tasks[k].ready(np.full(COUNT, 10.0**k, np.float32))
+            for k, task in enumerate(tasks):
+                np.testing.assert_array_equal(task.wait(), np.float32(10.0**k))
+        return first
+
+    monkeypatch.setattr(BoundedCollectives, "submit", noting)
+    monkeypatch.setattr(server.subprocess, "Popen", ThreadOfServer)
+    with through(Network(perfect, note)):
+        first, _ = on_ranks(2, run, schedule, ft.BoundedLoss(0.0, over), warmup=WARMUP)
+    prioritized = {"p3": "all_reduce", "bytescheduler": "all_reduce", "prophet": "all_reduce", "pace": "all_reduce"}
+    prioritized |= {"dear": "all_gather", "tictac": "all_gather", "tic": "all_gather"}
+    assert {layer for _, layers in operations[first:] for layer in layers} == set(range(LAYERS))
+    for number, (operation, layers) in enumerate(operations[first:], first):
+        urgent = min(layers) if operation == prioritized.get(schedule) else 0
+        assert codes[number] == {4 - urgent}, (operation, layers)
