@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import msgspec
 import numpy as np
@@ -49,7 +49,7 @@ def layers_of(values):
 
 
 @pytest.mark.parametrize("over", ["transpose", "ring", "halving_doubling", "ps"])
-@pytest.mark.parametrize("schedule", sorted({*POLICIES} - {IDEAL}))
+@pytest.mark.parametrize("schedule", [*sorted({*POLICIES} - {IDEAL, "dear"}), "dear(group=4KiB)"])
 def test_every_policy_sums_over_every_way_and_marks_packets_by_its_priorities(monkeypatch, schedule, over):
     """Layers are used in their order, so that a policy with priorities sends a later one in a later class."""
     operations, codes, lock = [], defaultdict(set), threading.Lock()
@@ -83,8 +83,49 @@ def test_every_policy_sums_over_every_way_and_marks_packets_by_its_priorities(mo
     with through(Network(perfect, note)):
         first, _ = on_ranks(2, run, schedule, ft.BoundedLoss(0.0, over), warmup=WARMUP)
     prioritized = {"p3": "all_reduce", "bytescheduler": "all_reduce", "prophet": "all_reduce", "pace": "all_reduce"}
-    prioritized |= {"dear": "all_gather", "tictac": "all_gather", "tic": "all_gather"}
+    prioritized |= {"dear(group=4KiB)": "all_gather", "tictac": "all_gather", "tic": "all_gather"}
     assert {layer for _, layers in operations[first:] for layer in layers} == set(range(LAYERS))
     for number, (operation, layers) in enumerate(operations[first:], first):
         urgent = min(layers) if operation == prioritized.get(schedule) else 0
         assert codes[number] == {4 - urgent}, (operation, layers)
+
+
+def test_what_a_layer_loses_stands_on_the_timeline_and_in_the_end_line(caplog):
+    """A fifth of what may be lost is; what goes again is important, and arrives."""
+    caplog.set_level("INFO", "foretrain")
+    count, steps = 100_000, 8
+
+    def lose(packet, rng):
+        return [] if packet[14] == DATA and not packet[15] & 1 and rng.random() < 0.2 else [packet]
+
+    def run(session):
+        tasks = session.declare([(f"layer{k}", 4 * count, "float32") for k in range(3)], reliable={"layer0"})
+        for _ in range(WARMUP + steps):
+            session.begin_step()
+            for task in tasks:
+                task.ready(np.ones(count, np.float32))
+            session.wait_all()
+        return [span for span in session.timeline if span.lane == "lost"], session.ledger.lost.copy(), session.ledger
+
+    transport = ft.BoundedLoss(0.3, reliable_steps=1, droppable="packet")
+    with through(Network(lose)):
+        outcomes = on_ranks(2, run, "fifo", transport, warmup=WARMUP, trace=True)
+    for spans, lost, _ in outcomes:
+        booked = Counter()
+        for span in spans:
+            booked[span.name] += span.size
+            assert WARMUP < span.step < WARMUP + steps
+        assert booked == {
+            f"layer{k} of rank {rank}": lost[k, rank] for k in (1, 2) for rank in range(2) if lost[k, rank]
+        }
+    (_, lost, ledger), (_, others, _) = outcomes
+    assert lost[1:, 1].all()  # each rank's sums lose of what the other sends
+    assert others[1:, 0].all()
+    assert not lost[0].any()
+    of_all = lost + others
+    assert ledger.by_tensor() == {f"layer{k}": of_all[k].tolist() for k in (1, 2)}
+    most, rank = sorted((1, 2), key=lambda k: -of_all[k].sum()), of_all.sum(0).argmax()
+    shares = of_all.sum() / (2 * steps * 3 * 4 * count), of_all[:, rank].sum() / of_all.sum()
+    [said] = [record.getMessage() for record in caplog.records if " steps, " in record.getMessage()]
+    end = "{:.2%} of the gradients' bytes were lost, most of layer{}, layer{}, {:.0%} from rank {}"
+    assert said.endswith(", " + end.format(shares[0], *most, shares[1], rank))
