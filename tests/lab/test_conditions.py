@@ -1,9 +1,11 @@
 """Bands, selective drop and losses of a lab's links, as the kernel makes them."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -282,6 +284,43 @@ def test_background_flows_end_when_their_namespaces_lose_their_names(name):
     pids = flows(name)
     iproute.run(iproute.tool("ip"), lines=spaces)
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+BATCHES = """
+import socket, sys
+source = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for k in range(100):
+    parts = [bytes([k]) * 1000] * 8
+    source.sendmsg(parts, [(socket.IPPROTO_UDP, 103, (1000).to_bytes(2, "little"))], 0, (sys.argv[1], 5000))
+source.settimeout(1.0)
+for k in range(60):
+    source.sendto(b"end", (sys.argv[1], 5000))
+    try:
+        source.recv(9000)
+        break
+    except TimeoutError:
+        pass
+"""
+
+
+def segments(lab: Lab) -> list[int]:
+    """Packets that each host's interface takes at once."""
+    shown = [iproute.run("ip", "-n", each.namespace, "-d", "-j", "link", "show", each.interface) for each in lab.hosts]
+    return [json.loads(each)[0]["gso_max_segs"] for each in shown]
+
+
+def test_single_packets_of_a_batch_are_lost(name):
+    with Lab.up(name, 2, "1Gbps", conditions=Conditions(loss=0.1, lossy_host=1)) as lab:
+        assert segments(lab) == [1, 1]
+        address = lab.host(1).address
+        with started(lab.command(1, [sys.executable, "-c", SINK, address]), stdout=subprocess.PIPE, text=True) as sink:
+            assert sink.stdout is not None
+            assert sink.stdout.readline() == "listens\n"
+            subprocess.run(lab.command(0, [sys.executable, "-c", BATCHES, address]), check=True)
+            came = Counter(sink.communicate(timeout=300)[0].split())
+        assert sum(0 < came[str(k)] < 8 for k in range(100)) > 20
+        Lab.up(name, 2, "1Gbps")
+        assert segments(lab) == [65535, 65535]
 
 
 def test_codes_are_those_of_rfc_2597():

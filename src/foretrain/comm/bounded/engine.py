@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from foretrain.comm.bounded import Loss, early_close, optireduce
 from foretrain.comm.bounded.congestion import callbacks, flow
 from foretrain.comm.collectives.runners import library
-from foretrain.comm.coordinator.addresses import addresses_of
 from foretrain.comm.coordinator.link import Link
 from foretrain.comm.options import Ending
 from foretrain.errors import ConfigError
@@ -110,7 +109,7 @@ def own_path(made: socket.socket, addresses: Sequence[tuple[str, int]], rank: in
     others = [each for k, each in enumerate(addresses) if k != rank] or list(addresses)
     smallest = min(_mtu(made.family, each) for each in others)
     payload = max(_SMALLEST, min(_LARGEST, smallest - overhead) // 16 * 16)
-    segments = min(_SEGMENTS, max(1, 65000 // (payload + HEADER)), _device_segments(made.getsockname()[0]))
+    segments = min(_SEGMENTS, max(1, 65000 // (payload + HEADER)))
     with contextlib.suppress(OSError):  # a kernel without segmentation sends one at a time
         made.setsockopt(socket.IPPROTO_UDP, _UDP_SEGMENT, 0)
     buffer = made.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
@@ -349,15 +348,6 @@ def _mtu(family: socket.AddressFamily, address: tuple[str, int]) -> int:
             return probe.getsockopt(socket.IPPROTO_IP, _IP_MTU)
         except OSError:
             return 1280
-
-
-def _device_segments(host: str) -> int:
-    """Return how many segments the interface of ``host`` takes at once, which a lossy lab limits to one."""
-    for _, name in socket.if_nameindex():
-        if host in addresses_of(name):
-            with contextlib.suppress(OSError, ValueError), open(f"/sys/class/net/{name}/gso_max_segs") as file:
-                return max(1, int(file.read()))
-    return _SEGMENTS
 
 
 def _leave_all() -> None:
