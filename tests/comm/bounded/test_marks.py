@@ -1,6 +1,7 @@
 """Types of service of real packets, and what marks and delays of the network do to a sender."""
 
 import ctypes
+import dataclasses
 import threading
 import time
 
@@ -138,3 +139,40 @@ def test_silence_is_no_loss_before_three_round_trips(trip):
     congestion._sent.ctypes(*rows, 1)
     congestion._heard.ctypes(*rows, 0, 1, 0, trip)
     assert congestion._silence.ctypes(*rows) >= max(3 * trip, SETTINGS.least_timeout)
+
+
+def test_a_rate_paces_packets():
+    """Between the first and the last there is the time that those before the last call take, by the sender's clock."""
+    stamps, rate = {}, 20e6
+
+    def note(packet, _):
+        if packet[14] == DATA and packet[12] == 0 and packet[20] == 0:  # of rank 0's contribution
+            stamps[int.from_bytes(packet[24:28], "little")] = int.from_bytes(packet[32:36], "little")
+        return [packet]
+
+    transport = dataclasses.replace(SETTINGS, law="fixed")
+    with Network(note) as network, group(2, network=network, transport=transport, peak=rate) as members:
+        run(members, "all_reduce", inputs("float32", 2, 2 * 100 * PAYLOAD // 4)[0])
+        together = members[0].engine.path.segments
+    assert len(stamps) == 100
+    took = max((stamp - min(stamps.values())) % 2**32 for stamp in stamps.values())
+    assert took >= (100 - together) * PAYLOAD / rate * 1e6
+
+
+def test_timelys_rate_falls_where_round_trips_grow():
+    """Each packet takes half a millisecond at one port, and so more than is sent, which begins at the peak."""
+
+    def slowly(packet, _):
+        if packet[14] == DATA and packet[12] == 0:
+            time.sleep(0.0005)
+        return [packet]
+
+    transport = dataclasses.replace(SETTINGS, law="timely")
+    with Network(slowly) as network, group(2, network=network, transport=transport, peak=1e9) as members:
+        memory = members[0].engine.flows[1].view(np.float64)
+
+        def falls():
+            run(members, "all_reduce", inputs("float32", 2, 2 * 200 * PAYLOAD // 4)[0])
+            return memory[state.PACE_RATE] < memory[state.PEAK] / 4
+
+        until(falls)
