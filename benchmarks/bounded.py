@@ -470,6 +470,11 @@ def _more(parser: ArgumentParser) -> None:
     parser.add_argument("--only", choices=kinds, nargs="+", default=kinds, help="these places alone")
 
 
+def _described(place: Place) -> dict[str, Any]:
+    """Return it as it is in a file, where tuples are lists."""
+    return json.loads(json.dumps(asdict(place)))
+
+
 class Kept:
     """What was measured, by place, in the file of --json, where it outlives a run that was cut off.
 
@@ -486,12 +491,11 @@ class Kept:
 
     def find(self, place: Place) -> dict[str, Any] | None:
         """Return what was found at ``place``, if it was measured."""
-        wanted = json.loads(json.dumps(asdict(place)))
-        return next((each["found"] for each in self.details if each["place"] == wanted), None)
+        return next((each["found"] for each in self.details if each["place"] == _described(place)), None)
 
     def add(self, place: Place, found: dict[str, Any]) -> None:
         """Keep what was ``found`` at ``place``."""
-        self.details.append({"place": asdict(place), "found": found})
+        self.details.append({"place": _described(place), "found": found})
         if self._file is not None:
             unfinished = self._file.with_name(f"{self._file.name}.unfinished")
             unfinished.write_text(json.dumps({"name": "bounded", "details": self.details}) + "\n")

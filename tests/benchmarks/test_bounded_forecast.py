@@ -15,13 +15,18 @@ TRANSPORTS = {"tcp": (AllReduce(), 8948 / 9014), "bounded": (BoundedLoss(0.01), 
 
 
 @pytest.fixture
-def bounded(monkeypatch):
+def benchmark(monkeypatch):
     monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
     # Not by its name, which a package of tests may have in the same process.
     described = spec_from_file_location("benchmark_of_bounded", ROOT / "benchmarks" / "bounded.py")
-    benchmark = module_from_spec(described)
-    monkeypatch.setitem(sys.modules, "benchmark_of_bounded", benchmark)
-    described.loader.exec_module(benchmark)
+    made = module_from_spec(described)
+    monkeypatch.setitem(sys.modules, "benchmark_of_bounded", made)
+    described.loader.exec_module(made)
+    return made
+
+
+@pytest.fixture
+def bounded(benchmark):
     import bounded_forecast
 
     return benchmark.Place, bounded_forecast
