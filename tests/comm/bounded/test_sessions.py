@@ -14,7 +14,7 @@ from foretrain.comm.bounded.collectives import BoundedCollectives
 from foretrain.comm.bounded.server import Opening, serve
 from foretrain.schedule import IDEAL, POLICIES
 from tests.comm.bounded.group import through
-from tests.comm.bounded.relay import Network, perfect
+from tests.comm.bounded.relay import Network, losing, perfect
 from tests.comm.collectives.test_ring import nothing_is_left_behind
 from tests.comm.test_session import WARMUP, on_ranks, secret
 
@@ -129,3 +129,27 @@ def test_what_a_layer_loses_stands_on_the_timeline_and_in_the_end_line(caplog):
     [said] = [record.getMessage() for record in caplog.records if " steps, " in record.getMessage()]
     end = "{:.2%} of the gradients' bytes were lost, most of layer{}, layer{}, {:.0%} from rank {}"
     assert said.endswith(", " + end.format(shares[0], *most, shares[1], rank))
+
+
+@pytest.mark.parametrize("compression", [None, "fp16", "bf16"])
+@pytest.mark.parametrize("missing", ["zero", "rescale"])
+def test_means_of_compressed_gradients_lack_what_is_booked_as_lost(compression, missing):
+    """Each rank's gradients are ones. Rescaled, what came of them has the same mean."""
+    count, steps, width = 200_000, 6, 4 if compression is None else 2
+
+    def run(session):
+        (task,) = session.declare([("layer", 4 * count, "float32")])
+        lacking = 0.0
+        for _ in range(WARMUP + steps):
+            session.begin_step()
+            task.ready(np.ones(count, np.float32))
+            found = task.wait()
+            assert set(found.tolist()) <= {0.5, 1.0}
+            lacking += float((1 - found).sum())
+        return lacking, session.ledger
+
+    transport = ft.BoundedLoss(0.3, reliable_steps=1, droppable="packet", missing=missing)
+    with through(Network(losing(0.1))):
+        (lacking, ledger), (others, _) = on_ranks(2, run, "fifo", transport, warmup=WARMUP, compression=compression)
+    assert ledger.lost.sum() > 0
+    assert lacking == others == (0.0 if missing == "rescale" else ledger.lost.sum() / width / 2)
