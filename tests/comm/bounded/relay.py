@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 _IP_RECVTOS = 13
+_DATA = 0
+"""Kind of a packet, in its byte 14."""
 
 Fate = Callable[[bytes, random.Random], Sequence[bytes]]
 """What becomes of a packet: the packets that go on instead."""
@@ -101,6 +103,11 @@ def perfect(packet: bytes, rng: random.Random) -> list[bytes]:
 def losing(share: float) -> Fate:
     """Lose a share of all packets."""
     return lambda packet, rng: [] if rng.random() < share else [packet]
+
+
+def losing_data(share: float) -> Fate:
+    """Lose a share of data, and no signals: where a STOP is lost, a sender may never hear what else was."""
+    return lambda packet, rng: [] if packet[14] == _DATA and rng.random() < share else [packet]
 
 
 def hostile(share: float) -> Fate:

@@ -11,13 +11,11 @@ from foretrain.comm.bounded import HISTORY, NEVER, Hint, early_close, optireduce
 from foretrain.comm.bounded.optireduce import FIRST, transform
 from foretrain.comm.buffers import widen
 from tests.comm.bounded.group import group
-from tests.comm.bounded.relay import Network, losing
+from tests.comm.bounded.relay import Network, losing, losing_data
 from tests.comm.collectives.test_ring import inputs, nothing_is_left_behind, run
 
 __all__ = ["nothing_is_left_behind"]
 
-DATA = 0
-"""Kind of a packet."""
 LENGTHS = st.integers(1, 5000)
 
 
@@ -156,11 +154,8 @@ def test_what_is_lost_of_a_contribution_is_in_the_next_one(hadamard):
     """All sums together are all contributions: nothing is lost for good."""
     ranks, count, steps = 2, 200_000, 8
 
-    def lossy(packet, rng):
-        return [] if packet[14] == DATA and rng.random() < 0.2 else [packet]
-
     options = {"feedback": True, "hadamard": hadamard}
-    with Network(lossy) as network, group(ranks, network=network, **options) as members:
+    with Network(losing_data(0.2)) as network, group(ranks, network=network, **options) as members:
         wanted, found, lost = np.zeros(count), np.zeros(count), 0
         rng = np.random.default_rng(0)
         for step in range(steps):

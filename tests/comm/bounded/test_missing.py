@@ -6,20 +6,13 @@ import pytest
 from foretrain.comm.bounded import Hint
 from foretrain.comm.buffers import narrow, widen
 from tests.comm.bounded.group import group
-from tests.comm.bounded.relay import Network
+from tests.comm.bounded.relay import Network, losing_data
 from tests.comm.collectives.test_ring import nothing_is_left_behind
 
 __all__ = ["nothing_is_left_behind"]
 
 RANKS, COUNT = 3, 300_000
-DATA = 0
-"""Kind of a packet, in its byte 14."""
 FLOATS = pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32", "float64"])
-
-
-def lossy(packet, rng):
-    """Lose a fifth of data, and no signals."""
-    return [] if packet[14] == DATA and rng.random() < 0.2 else [packet]
 
 
 def ones(kind):
@@ -47,7 +40,7 @@ def step(members, kind, tolerance):
 
 @FLOATS
 def test_a_lost_gradient_counts_as_zero(kind):
-    with Network(lossy) as network, group(RANKS, network=network) as members:
+    with Network(losing_data(0.2)) as network, group(RANKS, network=network) as members:
         found, missing = step(members, kind, 0.4)
     assert {0, 1} <= set(missing) <= {0, 1, 2}  # a rank's own contribution to its block is there
     np.testing.assert_array_equal(found, RANKS - missing)
@@ -56,7 +49,7 @@ def test_a_lost_gradient_counts_as_zero(kind):
 @FLOATS
 def test_what_came_is_divided_by_how_much_came(kind):
     """3/2 of two ones are exact, and 3/1 of one, in every type."""
-    with Network(lossy) as network, group(RANKS, rescale=True, network=network) as members:
+    with Network(losing_data(0.2)) as network, group(RANKS, rescale=True, network=network) as members:
         found, missing = step(members, kind, 0.4)
     assert missing.any()
     np.testing.assert_array_equal(found, RANKS)
@@ -64,7 +57,7 @@ def test_what_came_is_divided_by_how_much_came(kind):
 
 @FLOATS
 def test_feedback_adds_what_was_lost_in_the_next_step(kind):
-    with Network(lossy) as network, group(RANKS, feedback=True, network=network) as members:
+    with Network(losing_data(0.2)) as network, group(RANKS, feedback=True, network=network) as members:
         first, missing = step(members, kind, 0.4)
         second, nothing = step(members, kind, 0.0)
         third, _ = step(members, kind, 0.0)

@@ -14,7 +14,7 @@ from foretrain.comm.bounded.server_state import ServerState, answer
 from foretrain.comm.collectives import connect_peers
 from foretrain.comm.coordinator.link import LinkError
 from tests.comm.bounded.group import engines, in_threads
-from tests.comm.bounded.relay import Network, losing, perfect
+from tests.comm.bounded.relay import Network, losing, losing_data, perfect
 from tests.comm.collectives.test_ring import nothing_is_left_behind
 
 __all__ = ["nothing_is_left_behind"]
@@ -156,7 +156,7 @@ def test_what_pushes_lose_is_made_good_on_the_server_and_not_in_what_is_pulled(o
     updater = Subtracting()
     gradients = [np.ones(COUNT, np.float32) for _ in range(RANKS)]
     pulled = [np.zeros(COUNT, np.float32) for _ in range(RANKS)]
-    with serving(updater, losing(0.1), tolerance=0.3, **options) as (_, step):
+    with serving(updater, losing_data(0.1), tolerance=0.3, **options) as (_, step):
         for _ in range(2):
             done(step([each.copy() for each in gradients], pulled))
         done(step(gradients, pulled, tolerance=0.0))
