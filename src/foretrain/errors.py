@@ -11,11 +11,15 @@
     │
     │   and where they are raised:
     ├── PlanError        a collective does not do what it promises (`foretrain.collective.verification`)
+    ├── NoRecipe         no recipe of a search works (`foretrain.recipe_search.strategy`)
     ├── BuildError       the simulated GPU does not compile (`foretrain.live.device.native_build`)
+    ├── RankLost         a PeerLost: a simulated rank ended before its script did (`foretrain.live.executor`)
     ├── ScriptFailed     a PeerLost: a simulated rank's script failed (`foretrain.live.rank_processes`)
     ├── OutOfMemory      a simulated GPU has too little memory (`foretrain.live.rank_processes`)
-    ├── Malformed        a message to a parameter server is invalid (`foretrain.comm.ps.frames`)
     ├── LinkError        a connection between ranks fails or has ended (`foretrain.comm.coordinator.link`)
+    ├── Malformed        a message to a parameter server is invalid (`foretrain.comm.ps.frames`)
+    │   └── WorkerRefused  a server does not admit a worker (`foretrain.comm.ps.server.job`)
+    ├── Damaged          a server's snapshot cannot be used (`foretrain.comm.ps.server.snapshots`)
     └── LabError         a lab cannot be built, found or used (`foretrain.lab`)
         └── LaunchError  a rank in a lab failed, or the ranks took too long (`foretrain.lab`)
 

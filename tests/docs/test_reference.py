@@ -1,11 +1,13 @@
 """The reference and the pages of policies leave nothing out."""
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
 import foretrain as ft
+from foretrain import errors
 from foretrain.cli import main
 from foretrain.schedule import POLICIES
 from tests.processes import module_at
@@ -95,3 +97,30 @@ def test_every_policy_has_a_page():
 def test_every_public_name_is_in_the_reference():
     page = (DOCS / "reference" / "api.md").read_text(encoding="utf-8")
     assert not {name for name in ft.__all__ if name not in page}
+
+
+HANDLED = {"FoldingInvalid"}
+"""Errors that never leave the library: the simulation starts again, with other live ranks."""
+
+
+def errors_of_ours() -> set[str]:
+    """Return the public subclasses of ForetrainError in all modules, whether they are imported or not."""
+    bases = {
+        node.name: {base.id for base in node.bases if isinstance(base, ast.Name)}
+        for path in (DOCS.parent / "src" / "foretrain").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    }
+    found, more = set(), {"ForetrainError"}
+    while more:
+        found |= more
+        more = {name for name, above in bases.items() if above & found} - found
+    return {name for name in found if not name.startswith("_")} - HANDLED
+
+
+def test_every_error_is_in_the_reference_and_in_the_tree():
+    page = (DOCS / "reference" / "errors.md").read_text(encoding="utf-8")
+    listed = re.findall(r"(?m)^\.\. autoclass:: \S+\.(\w+)$", page)
+    listed += re.search(r":members: (.+)", page)[1].split(", ")
+    tree = re.findall(r"(?:[├└]── |^    )(\w+)(?=  |$)", errors.__doc__ or "", re.MULTILINE)
+    assert sorted(listed) == sorted(tree) == sorted(errors_of_ours())
