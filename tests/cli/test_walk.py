@@ -67,6 +67,41 @@ def test_every_command_has_help_and_answers_what_is_mistyped_or_missing(capsys):
     )
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("bound vgg16 --cluster 2xV100@1Gbps --batch abc", "batch: 'abc' is not a whole number; write e.g. --batch 8"),
+        ("lab compare alexnet --ratio much", "ratio: 'much' is not a number; write e.g. --ratio 0.5"),
+        ("lab exec one -- ls", "host: 'one' is not a whole number; write e.g. 8"),
+        ("run --tolerance some -- x.py", "tolerance: 'some' is not a share or auto; write e.g. --tolerance 0.01"),
+        ("run --max-restarts 2 --snapshot-every x -- x.py", "snapshot-every: 'x' is not a whole number; write e.g. "),
+        ("compare vgg16 --network fliud", "network: 'fliud' is unknown; did you mean 'fluid'? known: auto, fluid, "),
+        ("completion tcsh", "shell: 'tcsh' is unknown; did you mean 'zsh' or 'fish' or 'bash'? known: bash, fish, zsh"),
+        ("plan vgg16 --cluster 2xV100@1Gbps --allow fp15", "allow: 'fp15' is unknown; did you mean 'fp16'"),
+        ("compare vgg16 --cluster", "cluster: '' is missing; write --cluster CLUSTER"),
+        ("compare vgg16", "command line: 'compare vgg16' lacks --cluster CLUSTER; add it: e.g. 4x8xV100@100Gbps"),
+        ("bound", "command line: 'bound' lacks WORKLOAD and --cluster CLUSTER; add WORKLOAD: a model of the zoo ("),
+        ("lab rate", "command line: 'lab rate' lacks RATE; add it: rate in each direction, e.g. 500Mbps"),
+        (
+            "simulate --cluster H100 extra -- x.py",
+            "command line: '--cluster H100 extra' has 'extra', which is one word too many; leave it out, or write",
+        ),
+        (
+            "bound vgg16 cluster a",
+            "'bound vgg16 cluster a' has 'cluster', which belongs to no option; did you mean '--",
+        ),
+        ("bound vgg16 -batch 3 --cluster a", "option: '-batch' is unknown; did you mean '--batch'"),
+        ("bound vgg16 --no_tun --batch x", "option: '--no_tun' is unknown; "),
+        ("run --scheduel p3 -- x.py", "option: '--scheduel' is unknown; did you mean '--schedule'"),
+        ("run --max_restarts 2 --nproc 2 -- x.py", "script: 'x.py' is no file"),
+    ],
+)
+def test_a_wrong_command_line_names_the_option_the_value_and_the_remedy(capsys, line: str, told: str):
+    (said,) = refused(line.split(), capsys).splitlines()
+    assert said.startswith("foretrain: ")
+    assert told in said
+
+
 TRAIN = """
 import torch
 

@@ -136,7 +136,8 @@ def test_secrets_that_are_refused(started, tmp_path, capsys, content, mode, mess
         ("run --timeout 60 -- train.py", "timeout: '60' is not a time; write e.g."),
         ("run --timeout 0s -- train.py", "timeout: '0s' is no time to wait"),
         ("run --patience 0s -- train.py", "patience: '0s' is no time to wait"),
-        ("run --bogus 3 -- train.py", "options: '--bogus 3' is refused by torchrun (unrecognized arguments: --bogus)"),
+        ("run --bogus 3 -- train.py", "option: '--bogus' is unknown; "),
+        ("run --max-restarts x -- train.py", "options: '--max-restarts x' is refused by torchrun (argument --max-"),
         ("run oops -- train.py", "options: 'oops' is refused by torchrun (it takes 'oops' for the script)"),
         ("run --no-python -- train.py", "'--no-python' leaves nothing to take over; leave it out, or use torchrun"),
         (

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import shlex
 import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from io import BytesIO, TextIOWrapper
-from itertools import takewhile
 from pathlib import Path
-from textwrap import dedent
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, Union, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union, get_args
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from foretrain.cli.progress import percent_bar
 from foretrain.device import Precision
-from foretrain.errors import ConfigError, ForetrainError, unknown
+from foretrain.errors import ConfigError
 from foretrain.files import STDOUT
 
 if TYPE_CHECKING:
@@ -37,11 +33,19 @@ if TYPE_CHECKING:
 
 def named(metavar: str, kind: Any = str) -> PrimitiveConstructorSpec[Any]:
     """Return, for ``Annotated``, how help names an argument of type ``kind``."""
+
+    def read(words: list[str]) -> Any:
+        try:
+            return kind(words[0])
+        except ValueError:
+            raise ValueError(words[0]) from None  # `foretrain.cli.parsing` says the rest
+
+    accepted: Any = (int, float) if kind is float else kind if isinstance(kind, type) else object
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
-        instance_from_str=lambda words: kind(words[0]),
-        is_instance=lambda value: isinstance(value, (int, float) if kind is float else kind),
+        instance_from_str=read,
+        is_instance=lambda value: isinstance(value, accepted),
         str_from_instance=lambda value: [str(value)],
     )
 
@@ -106,42 +110,6 @@ def leave_out_empty_defaults() -> None:
         return shown(argument, lowered, *rest, **options)
 
     _arguments.generate_argument_helptext = without
-
-
-Result = TypeVar("Result")
-
-
-def parsed(parse: Callable[[Sequence[str]], Result], arguments: Sequence[str]) -> Result:
-    """Return ``parse(arguments)``; raise what tyro says of wrong arguments, in a box, as an error like all others."""
-    told = TextIOWrapper(BytesIO(), encoding="utf-8")
-    try:
-        with redirect_stderr(told):
-            return parse(arguments)
-    except SystemExit as end:
-        if end.code != 2:
-            raise
-    told.seek(0)
-    # Without the title, frame and rules, which are of ASCII where the terminal has nothing else.
-    framed = told.read().replace("│", " ").splitlines()[1:]
-    problem = dedent("\n".join(line.rstrip() for line in framed if line.strip(" ─-╰╯"))).strip()
-    # Of several faults a misspelt option is told first: it may be why something else is missing.
-    own = takewhile(lambda one: one != "--", arguments)
-    if given := [one.partition("=")[0] for one in own if one.startswith("--")]:
-        known = _options(parse, arguments)
-        for option in given:
-            if option not in known:
-                raise unknown("option", option, known)
-    raise ForetrainError(problem)
-
-
-def _options(parse: Callable[[Sequence[str]], object], arguments: Sequence[str]) -> set[str]:
-    """Return the options that help of the command names."""
-    command = takewhile(lambda one: not one.startswith("-"), arguments)
-    shown = TextIOWrapper(BytesIO(), encoding="utf-8")
-    with redirect_stdout(shown), suppress(SystemExit):
-        parse([*command, "--help"])
-    shown.seek(0)
-    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", shown.read()))
 
 
 PREPARING = "preparing the network (on first use its simulator is compiled, which takes some 10 s)"

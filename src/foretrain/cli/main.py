@@ -22,11 +22,12 @@ from tyro.extras import SubcommandApp
 
 from foretrain import __version__
 from foretrain.cli import accuracy, lab, topology
-from foretrain.cli.arguments import ARGUMENT_TYPES, leave_out_empty_defaults, parsed, widen_piped_output
+from foretrain.cli.arguments import ARGUMENT_TYPES, leave_out_empty_defaults, widen_piped_output
 from foretrain.cli.calibrate import calibrate
 from foretrain.cli.compare import bound, catalog, compare, explore, schedule
 from foretrain.cli.completion import completion
 from foretrain.cli.doctor import doctor
+from foretrain.cli.parsing import parsed
 from foretrain.cli.plan import plan, what_if
 from foretrain.cli.progress import StdoutClosed, Terminated
 from foretrain.cli.record import record

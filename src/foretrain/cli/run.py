@@ -19,11 +19,11 @@ from foretrain.cli.arguments import (
     ScheduleText,
     TimeText,
     named,
-    parsed,
     requested_schedule_text,
     script_of,
     split_script,
 )
+from foretrain.cli.parsing import check_options, options_of, parsed
 from foretrain.comm.coordinator.handshake import SECRET
 from foretrain.comm.options import (
     AllReduce,
@@ -41,11 +41,15 @@ from foretrain.comm.ps import EVERY
 from foretrain.errors import ConfigError
 from foretrain.launch import LaunchSettings
 from foretrain.launch.child_processes import check_every
-from foretrain.launch.command import check_secret, read_secret
+from foretrain.launch.command import check_secret, read_secret, torchrun_options
 from foretrain.parent_death import end_with_parent
 from foretrain.units import SECOND, parse_time
 
 _EXAMPLE = "foretrain run --nproc 2 -- train.py"
+
+
+def _share_or_auto(text: str) -> float | Literal["auto"]:
+    return "auto" if text == "auto" else float(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +107,7 @@ class RunOptions:
     patience: TimeText = "30min"
     secret_file: Path | None = None
     backend: CollectiveBackend | None = None
-    tolerance: Annotated[float | Literal["auto"] | None, tyro.conf.arg(metavar="SHARE|auto")] = None
+    tolerance: Annotated[float | Literal["auto"], named("SHARE|auto", _share_or_auto)] | None = None
     over: BoundedAlgorithm | None = None
     transport: Annotated[str | None, tyro.conf.arg(metavar="BOUNDED(...)")] = None
     servers: Annotated[str, named("K|HOST:PORT,...")] | None = None
@@ -131,7 +135,13 @@ def run_command(arguments: Sequence[str]) -> None:
     """
     own, script = split_script(arguments, _EXAMPLE)
     parse = partial(tyro.cli, RunOptions, prog="foretrain run", return_unknown_args=True, registry=ARGUMENT_TYPES)
-    options, torchrun = parsed(lambda words: parse(args=words), own)
+
+    def call(words: Sequence[str]) -> tuple[RunOptions, list[str]]:
+        return parse(args=words)
+
+    options, torchrun = parsed(call, own, torchrun_options)
+    if torchrun and (others := torchrun_options()):
+        check_options(torchrun, options_of(call, ()), others)
     _start(options, torchrun, script)
 
 

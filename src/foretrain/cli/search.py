@@ -28,12 +28,12 @@ from foretrain.cli.arguments import (
     check_apart,
     check_writable,
     named,
-    parsed,
     patience,
     script_of,
     split_script,
     widen_piped_output,
 )
+from foretrain.cli.parsing import parsed
 from foretrain.cli.progress import searching
 from foretrain.errors import ConfigError, MissingExtra, unknown
 from foretrain.files import STDOUT, write_json

@@ -27,13 +27,13 @@ from foretrain.cli.arguments import (
     check_writable,
     command_line,
     named,
-    parsed,
     patience,
     requested_schedule_text,
     script_of,
     split_script,
     widen_piped_output,
 )
+from foretrain.cli.parsing import parsed
 from foretrain.cli.progress import StdoutClosed, end_with_reader
 from foretrain.errors import ConfigError, unknown
 from foretrain.files import STDOUT, write_json

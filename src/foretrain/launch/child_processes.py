@@ -304,7 +304,7 @@ def nodes_of(options: Sequence[str]) -> Nodes:
         raise ConfigError("options", " ".join(options), str(error), "write a value behind each") from None
     if others:
         remedy = f"install torch, start the ranks with mpirun or srun, or write only --{', --'.join(_OPTIONS)}"
-        raise ConfigError("options", " ".join(others), "are torchrun's, which comes with PyTorch", remedy)
+        raise ConfigError("options", " ".join(others), "are not foretrain's, and torchrun's come with PyTorch", remedy)
     words: dict[str, str] = vars(given)
 
     def number(name: str, least: int) -> int:

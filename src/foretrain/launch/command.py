@@ -237,6 +237,15 @@ def check_secret(text: str, field: str, value: str, remedy: str) -> None:
         raise ConfigError(field, value, f"holds {len(found)} bytes, fewer than {SECRET_SIZE}", remedy)
 
 
+def torchrun_options() -> set[str]:
+    """Return the long options of torchrun; none without PyTorch."""
+    if find_spec("torch") is None:
+        return set()
+    from torch.distributed import run
+
+    return {name for name in run.get_args_parser()._option_string_actions if name.startswith("--") and "_" not in name}
+
+
 def _job(arguments: Sequence[str], given: str) -> Namespace:
     """Return ``arguments`` as torchrun parses them; ConfigError, naming the options ``given``, if it refuses them."""
     from torch.distributed import run

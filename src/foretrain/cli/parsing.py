@@ -1,0 +1,135 @@
+"""Parser of command lines by tyro, whose errors are told as all others: what is wrong, the value, what to write."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from difflib import get_close_matches
+from io import BytesIO, TextIOWrapper
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+from tyro import _errors  # pyright: ignore[reportPrivateUsage], the only way to errors as data
+
+from foretrain.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from tyro._arguments import ArgumentDefinition
+
+Result = TypeVar("Result")
+Parse = Callable[[Sequence[str]], Result]
+_EXAMPLES: dict[object, tuple[str, str]] = {
+    int: ("a whole number", "8"),
+    float: ("a number", "0.5"),
+    "SHARE|auto": ("a share or auto", "0.01"),
+}
+"""By an argument's type or how help names it, what it takes, and an example."""
+
+
+class _Refused(Exception):
+    """What tyro refuses; not an error that a constructor of an argument raises."""
+
+    def __init__(self, event: _errors.ParseErrorEvent) -> None:
+        self.event = event
+
+
+def parsed(parse: Parse[Result], arguments: Sequence[str], others: Callable[[], set[str]] = set[str]) -> Result:
+    """Return ``parse(arguments)``; raise ConfigError for what tyro refuses.
+
+    Args:
+        parse: a call of tyro.
+        arguments: words of the command line.
+        others: returns the options that another program takes.
+    """
+
+    def refuse(event: _errors.ParseErrorEvent) -> None:
+        raise _Refused(event)
+
+    try:
+        with _errors.on_parse_error(refuse):
+            return parse(arguments)
+    except _Refused as refused:
+        own = options_of(parse, arguments)
+        # Of several faults a misspelt option is told first: it may be why something else is missing.
+        check_options(arguments, own, others())
+        raise _error(refused.event, arguments, own) from None
+
+
+def check_options(arguments: Sequence[str], known: set[str], others: set[str]) -> None:
+    """Raise ConfigError for the first option that is not ``known``, nor the beginning of one of ``others``."""
+    for word in takewhile(lambda one: one != "--", arguments):
+        if word.startswith("--"):
+            name = word.partition("=")[0]
+            plain = name.replace("_", "-")
+            if plain not in known and not any(option.startswith(plain) for option in others):
+                raise unknown("option", name, known | others)
+
+
+def options_of(parse: Parse[Any], arguments: Sequence[str]) -> set[str]:
+    """Return the options that help of the command names."""
+    words = list(takewhile(lambda one: not one.startswith("-"), arguments))
+    # A wrong word behind the command would be refused before help is given.
+    for count in range(len(words), -1, -1):
+        shown, told = (TextIOWrapper(BytesIO(), encoding="utf-8") for _ in range(2))
+        try:
+            with redirect_stdout(shown), redirect_stderr(told):
+                parse([*words[:count], "--help"])
+        except SystemExit as end:
+            if not end.code:
+                shown.seek(0)
+                return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", shown.read()))
+    return set()
+
+
+def _error(event: _errors.ParseErrorEvent, arguments: Sequence[str], options: set[str]) -> ConfigError:
+    """Return the error for what tyro refuses."""
+    surplus: list[str] = getattr(event, "tokens", None) or getattr(event, "unrecognized_tokens", [])
+    for word in surplus:
+        if word.startswith("-"):
+            return unknown("option", word, options)
+        if near := get_close_matches(f"--{word}", options, n=1, cutoff=0.8):
+            return _of_line(arguments, f"has {word!r}, which belongs to no option", f"did you mean {near[0]!r}?")
+    if isinstance(event, _errors.InvalidChoice):
+        return unknown(_name(event.argument), event.value, event.choices)
+    if isinstance(event, _errors.BadValue):
+        return ConfigError(_name(event.argument), "", "is missing", f"write {_usage(event.argument)}")
+    if isinstance(event, _errors.InstantiationFailure) and event.argument is not None:
+        name = str(event.argument.lowered.metavar)
+        wanted, example = _EXAMPLES.get(name) or _EXAMPLES.get(_kind(event.argument), (name, name))
+        remedy = f"write e.g. {_usage(event.argument, example)}"
+        return ConfigError(_name(event.argument), event.message, f"is not {wanted}", remedy)
+    if isinstance(event, _errors.MissingArgs):
+        missing = [one.arg for one in event.missing_arguments]
+        meanings = "; and ".join(f"{_usage(one)}: {_meaning(one)}" for one in missing)
+        remedy = f"add it: {_meaning(missing[0])}" if len(missing) == 1 else f"add {meanings}"
+        return _of_line(arguments, f"lacks {' and '.join(map(_usage, missing))}", remedy)
+    if surplus:
+        remedy = "leave it out, or write before it the option that it is for"
+        return _of_line(arguments, f"has {surplus[0]!r}, which is one word too many", remedy)
+    return _of_line(arguments, f"is wrong ({type(event).__name__})", f"{event.prog} --help says what may be written")
+
+
+def _of_line(arguments: Sequence[str], problem: str, remedy: str) -> ConfigError:
+    return ConfigError("command line", " ".join(arguments), problem, remedy)
+
+
+def _name(argument: ArgumentDefinition) -> str:
+    return argument.display_name().rpartition("/")[2].lstrip("-")
+
+
+def _usage(argument: ArgumentDefinition, value: str = "") -> str:
+    """Return how an argument is written with ``value``, or else with the name of what it takes."""
+    value = value or str(argument.lowered.metavar)
+    return value if argument.is_positional() else f"{argument.lowered.name_or_flags[-1]} {value}"
+
+
+def _meaning(argument: ArgumentDefinition) -> str:
+    text = argument.field.helptext
+    return " ".join(((text() if callable(text) else text) or "").split()).rstrip(".")
+
+
+def _kind(argument: ArgumentDefinition) -> Any:
+    """Return the type of an argument's value; of those it may have the first."""
+    kind = argument.field.type_stripped
+    return (get_args(kind) or (kind,))[0]
