@@ -44,6 +44,12 @@ def _show_indented_blocks_as_code(app, what, name, obj, options, lines):
     lines[:] = found
 
 
+def _keep_colons(app, what, name, obj, options, lines):
+    """Begin a constant's docstring with an empty comment: napoleon takes the text before a colon for its type."""
+    if what in ("data", "attribute"):
+        lines[:0] = ["..", ""]
+
+
 def _is_text(before: list[str]) -> bool:
     """Return whether the paragraph before is flush text, and neither a directive nor a section such as ``Args:``."""
     last = next((line for line in reversed(before) if line.strip()), "")
@@ -64,5 +70,6 @@ def setup(app):
     """Connect to Sphinx."""
     # Before napoleon, which listens with the usual priority.
     app.connect("autodoc-process-docstring", _show_indented_blocks_as_code, priority=100)
+    app.connect("autodoc-process-docstring", _keep_colons, priority=101)
     # MathML, which browsers draw by themselves: Sphinx's own renderers need the network or TeX.
     app.add_html_math_renderer("mathml", inline_renderers=(_inline, None), block_renderers=(_block, None))

@@ -19,7 +19,9 @@ from foretrain.errors import ConfigError
 from foretrain.units import MICROSECOND, SECOND, Time
 
 Precision: TypeAlias = Literal["fp32", "tf32", "fp16", "bf16"]
+"""Number format of multiplications."""
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+"""All of `Precision`."""
 
 Kind: TypeAlias = Literal["conv", "winograd", "gemm", "memory"]
 """What an operator does: convolve, convolve 3×3 or 5×5 with stride 1, multiply matrices, or only move bytes."""

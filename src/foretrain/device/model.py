@@ -178,6 +178,7 @@ def head_share(device: Device, work: Attention) -> float:
 
 
 Provenance: TypeAlias = Literal["measured", "interpolated", "modelled", "unknown"]
+"""Source of an operator's time: its own measurement, measurements of other sizes, a formula, or a lower bound."""
 PROVENANCES: tuple[Provenance, ...] = get_args(Provenance)
 """In the order in which simulated ranks number them."""
 

@@ -139,6 +139,7 @@ class Nothing:
 
 
 Work: TypeAlias = Gemm | Attention | Convolution | MemoryWork | HostCopy | Unknown | Nothing
+"""Work of one operator."""
 
 WORKS: dict[str, type] = {
     "Gemm": Gemm,

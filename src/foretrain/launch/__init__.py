@@ -30,6 +30,7 @@ from foretrain.errors import ConfigError, unknown
 __all__ = ["NOT_ADVISED", "LaunchSettings", "session_used"]
 
 NOT_ADVISED = "no advice: --advise observes DistributedDataParallel, and this script trains by a foretrain.Session"
+"""Line that ``foretrain run --advise`` prints instead of advice for a script that uses a session."""
 
 
 @dataclass(frozen=True, slots=True)

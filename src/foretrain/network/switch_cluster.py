@@ -43,6 +43,7 @@ class Hop:
 
 
 Route: TypeAlias = tuple[Hop, ...]
+"""Links that a message crosses, in order."""
 
 
 class Shards(NamedTuple):

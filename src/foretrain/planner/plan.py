@@ -352,6 +352,7 @@ class Auto:
 
 
 ScheduleRequest: TypeAlias = Spec | Auto | SavedPlan
+"""Parsed argument ``schedule``: a policy with its knobs, the request to choose one, or a plan file."""
 
 
 def requested_schedule(schedule: str | os.PathLike[str] | ScheduleRequest) -> ScheduleRequest:

@@ -202,6 +202,7 @@ GPUS: dict[str, GpuProduct] = {
     "L4": GpuProduct(PCIE4, 32e9),
     "L40S": GpuProduct(PCIE4, 32e9),
 }
+"""Every GPU by its name."""
 
 
 def gpu_named(name: str) -> GpuProduct:
