@@ -54,10 +54,13 @@ class _Noise:
 
     def __init__(self) -> None:
         self._latest, self._seconds = deque[float](maxlen=3), deque[float](maxlen=_SLOW)
+        self._deviation: float | None = 0.0
+        """None until it is asked for: a median costs more than all else that a guard does in a step."""
 
     def add(self, value: float) -> None:
         """Take ``value`` into account."""
         self._latest.append(value)
+        self._deviation = None
         if len(self._latest) == 3:
             first, second, third = self._latest
             self._seconds.append(abs(first - 2 * second + third))
@@ -65,7 +68,9 @@ class _Noise:
     @property
     def deviation(self) -> float:
         """Return the standard deviation."""
-        return median(self._seconds or (0.0,)) / (_NORMAL_MEDIAN * math.sqrt(6))
+        if self._deviation is None:
+            self._deviation = median(self._seconds or (0.0,)) / (_NORMAL_MEDIAN * math.sqrt(6))
+        return self._deviation
 
 
 class _Trend:
