@@ -21,7 +21,7 @@ PIP_ARGS ?=
 MATRIX ?= 2.13.0/3.11 2.14.1/3.11 2.15.0/3.11 2.15.0/3.12 2.15.0/3.13 2.15.0/3.14
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-rest test-all test-matrix fuzz lint $(LINTS) format bench wheel docs clean
+.PHONY: help setup demo test test-rest test-all test-matrix fuzz lint $(LINTS) format bench wheel docs links clean
 
 help:
 	@echo "make demo    compare, simulate, record: the three uses, a screen each; writes out/*.html"
@@ -33,6 +33,7 @@ help:
 	@echo "make bench   run the benchmarks, quickly"
 	@echo "make wheel   build dist/foretrain-….whl, with the simulated GPU compiled for the environment's PyTorch"
 	@echo "make docs    build the documentation into docs/_build/html"
+	@echo "make links   build it and check its links; other sites where they can be reached"
 
 setup: $(BUILT)
 
@@ -117,6 +118,9 @@ wheel: $(READY)
 
 docs: $(READY)
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+
+links: docs
+	$(BIN)/python tools/links.py docs/_build/html README.md CHANGELOG.md CONTRIBUTING.md GLOSSARY.md
 
 clean:
 	rm -rf $(VENV) out dist docs/_build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -43,6 +43,12 @@ def test_the_example_of_tolerance_runs(capsys):
     assert 0 < share < 0.02
 
 
+@pytest.mark.parametrize("page", ["collectives.md", "nccl.md", "topologies.md"])
+def test_examples_on_other_pages_run(page, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # one of them writes a file
+    shown(page, capsys)
+
+
 @pytest.mark.parametrize("text", sorted(set(re.findall(r"--cluster (\S+)", INDEX))))
 def test_every_cluster_on_the_page_is_read(text):
     assert cluster(text).total_gpus > 1

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from foretrain.cli import accuracy, lab, main, run, search, simulate, topology
+from tests.processes import foretrain
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -78,6 +79,31 @@ def shown() -> Iterator[tuple[str, str]]:
                 yield path.name, line.partition(" &")[0].replace("…", "")
 
 
+def outputs() -> dict[str, set[str]]:
+    """Return, for each command in a console block that has output below it, the lines of this output."""
+    blocks = [(DOCS / "files" / "simulate.txt").read_text(encoding="utf-8")]
+    for text in (TEXTS | OUTSIDE).values():
+        blocks += re.findall(r"(?ms)^```console$\n(.*?)^```", text)
+    found: dict[str, set[str]] = {}
+    for block in blocks:
+        for command, output in re.findall(r"(?m)^\$ foretrain (.+)\n((?:[^$\n].*\n)+)", block.replace("\\\n", " ")):
+            found.setdefault(command, set()).update(output.splitlines())
+    return found
+
+
+def without_run_time(line: str) -> str:
+    """Return a line of output without what depends on the machine: how long a simulation took, or will take."""
+    return re.sub(r"(simulated in|hops, about) +[\d.]+ \w+", r"\1", line.rstrip())
+
+
+@pytest.mark.parametrize("command", sorted(outputs()))
+def test_commands_in_console_blocks_print_what_pages_show(command):
+    done = foretrain(*shlex.split(command), cwd=ROOT)
+    printed = {without_run_time(line) for line in (done.stdout + done.stderr).splitlines()}
+    assert done.returncode == 0, done.stderr
+    assert not {without_run_time(line) for line in outputs()[command]} - printed
+
+
 def without_effect(command):
     """Return a command with the same arguments that does nothing."""
     return functools.wraps(command)(lambda *_, **__: None)
@@ -125,6 +151,7 @@ def test_options_in_text_exist(capsys):
 @pytest.mark.process
 @pytest.mark.skipif(not find_spec("codespell_lib"), reason="codespell is missing: pip install codespell")
 def test_codespell_finds_nothing():
-    files = [str(path) for path in (*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md")]
+    names = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "GLOSSARY.md", "src/foretrain", "examples", "tools")
+    files = [str(path) for path in (*PAGES, *(ROOT / name for name in names))]
     done = subprocess.run([sys.executable, "-m", "codespell_lib", *files], capture_output=True, text=True, check=False)
     assert not done.stdout
