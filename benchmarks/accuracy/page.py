@@ -55,6 +55,11 @@ real GPU, reports 2.9 % and 8.5 % for runs of this kind. All runs: mean {all_err
 
 Where errors of a kind of run have one sign, forecasts lack something.
 
+:::{{warning}}
+Two kinds of run took much longer than forecast: torchtitan's with context parallelism within a server, and four of
+vTrain's that split layers over 2 GPUs.
+:::
+
 Context parallelism within a server took longer than is explained here. Both runs have the same tokens on each GPU and
 differ only in the steps of the ring, 3 and 7: each further step took 7.3 s, or 228 ms for each layer, and without steps
 8.7 s would be left, where 8.4 are forecast. The forecast of a step is 154 ms: twice 29 ms for half a block of attention
@@ -94,8 +99,11 @@ never seen. Of all {count} runs, intervals hold {interval_coverage:.1%}; "held" 
 
 {provenance}
 
-Constants and ranges come from the same runs that they are compared with. In five folds they do not: each fold's
-intervals have ranges of the other four. The last column says what further constants, one for each stack and GPU, would
+:::{{warning}}
+Constants and ranges come from the same runs that they are compared with.
+:::
+
+In five folds they do not: each fold's intervals have ranges of the other four. The last column says what further constants, one for each stack and GPU, would
 gain: the mean error of each fold if the median of the other four had corrected it.
 
 {folds}
