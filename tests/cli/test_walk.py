@@ -23,6 +23,15 @@ def commands(capsys) -> list[str]:
     return re.findall(r"^  ([a-z-]+) ", capsys.readouterr().out, re.MULTILINE)
 
 
+def leaves(capsys) -> list[list[str]]:
+    """Return the words of every command, those of groups included."""
+    return [
+        [name, *rest]
+        for name in commands(capsys)
+        for rest in ([[one] for one in GROUPS[name].COMMANDS] if name in GROUPS else [[]])
+    ]
+
+
 def refused(arguments: list[str], capsys) -> str:
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
@@ -32,12 +41,8 @@ def refused(arguments: list[str], capsys) -> str:
 def test_every_command_has_help_and_answers_what_is_mistyped_or_missing(capsys):
     names = commands(capsys)
     assert {"compare", "plan", "what-if", "explore", "completion"} <= set(names)
-    leaves = [
-        [name, *rest]
-        for name in names
-        for rest in ([[one] for one in GROUPS[name].COMMANDS] if name in GROUPS else [[]])
-    ]
-    for words in [*([name] for name in GROUPS), *leaves]:
+    runnable = leaves(capsys)
+    for words in [*([name] for name in GROUPS), *runnable]:
         with pytest.raises(SystemExit, match="0"):
             main([*words, "--help"])
         shown = capsys.readouterr().out
@@ -53,7 +58,7 @@ def test_every_command_has_help_and_answers_what_is_mistyped_or_missing(capsys):
             "(default: False)",
         ):
             assert ugly not in shown, words
-        if words in leaves:
+        if words in runnable:
             told = refused([*words, "--no-such-option"], capsys)
             assert told.startswith("foretrain: "), words
             assert "no-such-option" in told, words
@@ -120,24 +125,120 @@ def setup():
 """
 
 
+ADVISED = """
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(12):
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+print("the script's own")
+"""
+BUILD = """
+import torch
+
+class Made:
+    def __init__(self):
+        self.model = torch.nn.Linear(2, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        self.batches = [torch.ones(4, 2)]
+
+    def loss(self, model, batch):
+        return model(batch).square().mean()
+
+    def evaluate(self, model):
+        return -self.loss(model, self.batches[0])
+
+def build(seed):
+    return Made()
+"""
+RUN = """
+command = "train.py"
+cluster = "dgx-h100:1,device=H100"
+step_time = "2.84 s"
+contributor = "Ada"
+source = "a log"
+software = "torch 2.6"
+date = 2025-11-25
+"""
+SWEEP = """
+workloads = ["alexnet"]
+clusters = ["2x1xV100@1Gbps"]
+schedules = ["ddp"]
+"""
+SPACE = "[values]\nbatch = [1, 2]\n"
+FILES = {"step.py": RECORD, "train.py": TRAIN, "advised.py": ADVISED, "build.py": BUILD, "run.toml": RUN}
+FILES |= {"sweep.toml": SWEEP, "space.toml": SPACE, "operators.json": '{"calls": []}'}
+TOLERATED = "--seeds 2 --rounds 4 --evaluations 2 --grid 0 1"
+JSON = {
+    "compare": ("alexnet --cluster 4xV100@1Gbps --schedules ddp --no-tune", "runs"),
+    "plan": ("alexnet --cluster 4xV100@1Gbps", "schedule"),
+    "what-if": ("alexnet --cluster 4xV100@1Gbps --changes rate=2Gbps", "cases"),
+    "grid": ("alexnet star:4@1Gbps --schedules ddp", "cells"),
+    "sweep": ("sweep.toml", "rows"),
+    "schedule": ("alexnet --cluster 4xV100@1Gbps", "script"),
+    "bound": ("alexnet --cluster 4xV100@1Gbps", "optimum"),
+    "simulate": ("--cluster H100 -- train.py", "ranks"),
+    "search": ("--cluster H100 --jobs 1 --space space.toml -- train.py --batch {batch}", "recipes"),
+    "calibrate": ("--device cpu --quick", "device"),
+    "accuracy add": ("run.toml --into table.toml", "runs"),
+    "record": ("step.py:setup --iterations 2", "layers"),
+    "run": ("--nproc 2 --advise -- advised.py", "models"),
+    "doctor": ("", "findings"),
+    "topology show": ("star:2@1Gbps", "counts"),
+    "topology list": ("", "fabrics"),
+    "collective": ("star:4@1Gbps", "collective"),
+    "share": ("star:4@1Gbps alexnet@0-1 alexnet@2-3", "job"),
+    "tolerance": (f"build.py:build {TOLERATED}", "tolerable"),
+    "catalog": ("", "models"),
+}
+"""Of each command that prints results its arguments, and a key of what it writes as JSON."""
+JSON_OF_LABS = {
+    "lab up": ("--hosts 2", "hosts"),
+    "lab rate": ("1Gbps", "hosts"),
+    "lab status": ("", "hosts"),
+    "lab down": ("", "removed"),
+    "lab compare": ("alexnet --step-time 30ms --iterations 2 --rounds 1 --schedules fifo", "cases"),
+}
+WITHOUT_JSON = {"server", "explore", "completion", "lab exec"}
+"""Commands that print no results of their own."""
+
+
+def test_every_command_that_prints_results_takes_json(capsys):
+    found = set()
+    for words in leaves(capsys):
+        with pytest.raises(SystemExit, match="0"):
+            main([*words, "--help"])
+        if "--json" in capsys.readouterr().out:
+            found.add(" ".join(words))
+    assert found == JSON.keys() | JSON_OF_LABS.keys()
+    assert {" ".join(words) for words in leaves(capsys)} - found == WITHOUT_JSON
+
+
+def json_of(command: str, arguments: str, *options: str, **places) -> dict:
+    own, separator, script = arguments.partition(" -- ")
+    words = [*command.split(), *own.split(), *options, "--json", "-"]
+    done = foretrain(*words, *(["--", *script.split()] if separator else []), **places)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    return found[0] if isinstance(found, list) else found
+
+
 @pytest.mark.process
-@pytest.mark.parametrize(
-    ("arguments", "key"),
-    [
-        (("bound", *HERE), "optimum"),
-        (("catalog",), "models"),
-        (("compare", *HERE, "--schedules", "ddp", "--no-tune"), "runs"),
-        (("what-if", *HERE, "--changes", "rate=2Gbps"), "cases"),
-        (("topology", "show", "star:2@1Gbps"), "counts"),
-        (("topology", "list"), "fabrics"),
-        (("schedule", *HERE), "script"),
-        (("record", "step.py:setup", "--iterations", "2"), "layers"),
-    ],
-    ids=lambda value: value[0] if isinstance(value, tuple) else value,
-)
-def test_json_stands_alone_on_stdout(arguments, key, tmp_path):
-    (tmp_path / "step.py").write_text(RECORD)
-    assert key in json.loads(foretrain(*arguments, "--json", "-", cwd=tmp_path).stdout)
+@pytest.mark.parametrize("command", JSON)
+def test_json_stands_alone_on_stdout(command, tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    arguments, key = JSON[command]
+    assert key in json_of(command, arguments, cwd=tmp_path)
+
+
+def test_json_of_a_lab_stands_alone_on_stdout(name):
+    for command, (arguments, key) in JSON_OF_LABS.items():
+        assert key in json_of(command, arguments, "--name", name), command
 
 
 @pytest.mark.process
@@ -224,14 +325,11 @@ def test_notices_of_a_simulation_are_whole_lines_in_a_log(tmp_path):
 
 
 def test_completion_knows_every_command_and_its_options(capsys):
-    names = commands(capsys)
     for shell in ("bash", "zsh", "fish"):
         main(["completion", shell])
         text = capsys.readouterr().out
-        assert all(re.search(rf"\b{name}\b", text) for name in names)
-        assert "schedules" in text
-    with pytest.raises(SystemExit, match="2"):
-        main(["completion", "tcsh"])
+        assert all(f"' {' '.join(words)}'" in text for words in leaves(capsys))
+        assert "--schedules" in text
 
 
 def test_a_dry_run_of_the_lab_says_how_long_it_takes(capsys):

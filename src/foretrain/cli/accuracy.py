@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from foretrain.cli.arguments import JsonFile, check_writable
 from foretrain.errors import ConfigError, unknown
-from foretrain.files import read_text, write_atomically
+from foretrain.files import read_text, write_atomically, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -140,6 +141,7 @@ def add(
     /,
     *,
     into: Path = Path("benchmarks/data/contributed.toml"),
+    json: JsonFile = None,
 ) -> None:
     """Check a measured run and add it to a table; one of the same command, cluster, contributor and date is replaced.
 
@@ -147,7 +149,9 @@ def add(
         run: a TOML file: command, cluster, step_time, contributor, source, software, date; where known stack, memory,
             calibration, notes.
         into: the table.
+        json: write the run as it was read, how many the table has, and the command that forecasts it.
     """
+    check_writable(json=json)
     new = measured_run(_parsed(run))
     if not into.parent.is_dir():
         remedy = "run this in a checkout of foretrain, or name a table with --into"
@@ -156,10 +160,13 @@ def add(
     rest = [one for one in before if one.key != new.key]
     write_atomically(into, _text(sorted([*rest, new], key=lambda one: one.key)))
     factor = f" --factor {new.stack}" if new.stack else ""
+    command = f"foretrain simulate --cluster {shlex.quote(new.cluster)}{factor} {new.command}"
+    replaced = len(rest) < len(before)
     sys.stdout.write(
-        f"{into}: {len(rest) + 1} runs, {'one replaced' if len(rest) < len(before) else 'one more'}\n"
-        f"compare: foretrain simulate --cluster {shlex.quote(new.cluster)}{factor} {new.command}\n"
+        f"{into}: {len(rest) + 1} runs, {'one replaced' if replaced else 'one more'}\ncompare: {command}\n"
     )
+    if json is not None:
+        write_json(json, {"run": asdict(new), "runs": len(rest) + 1, "replaced": replaced, "command": command})
 
 
 COMMANDS = {"add": add}

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from foretrain.lab import HostStatus, Status
     from foretrain.lab.conditions import Conditions
-    from foretrain.lab.host import BackgroundStatus
+    from foretrain.lab.host import BackgroundStatus, Process
     from foretrain.lab.messages import LabProgress
 
 HELP = "Build and use a small cluster on this machine: hosts with links of a chosen rate. Needs root."
@@ -49,6 +49,7 @@ def up(
     lossy_host: int | None = None,
     background: ShareText = "0%",
     name: NameText = "lab",
+    json: JsonFile = None,
 ) -> None:
     """Build a lab, or change an existing one to these options.
 
@@ -65,16 +66,20 @@ def up(
         lossy_host: lose only what goes to this host, and let background go there; needs one of the two.
         background: share of a port's rate, lossy-host's or the last one's, that bursts of other hosts take, e.g. 40%.
         name: name of the lab; several may exist.
+        json: write what status --json writes.
     """
     from foretrain.lab import Lab
     from foretrain.lab.compare import share
     from foretrain.lab.conditions import Conditions
 
+    check_writable(json=json)
     conditions = Conditions(bands, drop, share(loss, "loss"), lossy_host, share(background, "background"), burst)
     lab = Lab.up(name, hosts, rate, queue=queue, congestion=congestion, conditions=conditions)
     first, last = lab.hosts[0], lab.hosts[-1]
     _print(f"lab {name!r} is up: hosts 0 to {last.index}, {first.address} to {last.address}, {_rate_text(rate)}")
     _print(f"run something on host 0: foretrain lab exec{_named(name)} 0 -- COMMAND")
+    if json is not None:
+        write_json(json, _plain(lab.status()))
 
 
 def rate(
@@ -84,6 +89,7 @@ def rate(
     host: int | None = None,
     queue: TimeText = "8ms",
     name: NameText = "lab",
+    json: JsonFile = None,
 ) -> None:
     """Change the rate of all links, or of one host's, while traffic continues.
 
@@ -94,11 +100,16 @@ def rate(
         host: change only this host's link.
         queue: capacity of the queue in front of a link, as time at its rate.
         name: name of the lab.
+        json: write what status --json writes.
     """
     from foretrain.lab import Lab
 
-    Lab.find(name).rate(rate, host, queue=queue)
+    check_writable(json=json)
+    lab = Lab.find(name)
+    lab.rate(rate, host, queue=queue)
     _print(f"lab {name!r}: {'all hosts' if host is None else f'host {host}'}, {_rate_text(rate)}")
+    if json is not None:
+        write_json(json, _plain(lab.status()))
 
 
 def execute(
@@ -167,20 +178,24 @@ def status(*, name: NameText = "lab", json: JsonFile = None) -> None:
         console.print(f"repair it with the same 'foretrain lab up{_named(name)} ...' as before")
 
 
-def down(*, name: NameText = "lab", kill: bool = False) -> None:
+def down(*, name: NameText = "lab", kill: bool = False, json: JsonFile = None) -> None:
     """Remove a lab, complete or not.
 
     Args:
         name: name of the lab.
         kill: end the processes inside first.
+        json: write whether there was one, and the processes that are still alive.
     """
     from foretrain.lab import labs, remove
 
+    check_writable(json=json)
     there = name in labs()
     alive = remove(name, kill=kill)
     _print(f"lab {name!r} is removed" if there else f"there is no lab {name!r}; nothing to remove")
     for process in alive:
         _print(f"still alive, without a network: {process.pid} {process.command}")
+    if json is not None:
+        write_json(json, {"name": name, "removed": there, "alive": [_process(process) for process in alive]})
 
 
 def _print(text: str) -> None:
@@ -268,6 +283,10 @@ def _rates(row: HostStatus) -> str:
     return send if send == receive else f"{send} out, {receive} in"
 
 
+def _process(process: Process) -> dict[str, Any]:
+    return {"pid": process.pid, "command": process.command}
+
+
 def _plain(found: Status) -> dict[str, Any]:
     import dataclasses
 
@@ -278,7 +297,7 @@ def _plain(found: Status) -> dict[str, Any]:
         flat = dataclasses.asdict(row)
         host = flat.pop("host")
         flat["queue"] = None if row.queue is None else to_seconds(row.queue)
-        flat["processes"] = [{"pid": process.pid, "command": process.command} for process in row.processes]
+        flat["processes"] = [_process(process) for process in row.processes]
         hosts.append(host | flat)
     background = dataclasses.asdict(found.background) if found.background else None
     conditions = dataclasses.asdict(found.conditions)

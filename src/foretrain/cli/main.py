@@ -122,8 +122,9 @@ def _run(arguments: list[str]) -> None:
         widen_piped_output()
     if _wants_help(arguments):
         leave_out_empty_defaults()
-    if arguments[:1] == ["run"]:
-        run_command(arguments[1:])
+    if arguments[:1] == ["run"]:  # --quiet is its own, and leaves what the script prints alone
+        with json_alone_on_stdout() if _wants_json_alone(arguments) else nullcontext():
+            run_command(arguments[1:])
         return
     arguments, quiet = _without_quiet(arguments)
     alone = json_alone_on_stdout(quiet=quiet) if quiet or _wants_json_alone(arguments) else nullcontext()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,8 +18,10 @@ import tyro
 from foretrain.cli.arguments import (
     ARGUMENT_TYPES,
     Folder,
+    JsonFile,
     ScheduleText,
     TimeText,
+    check_writable,
     named,
     requested_schedule_text,
     script_of,
@@ -39,6 +43,7 @@ from foretrain.comm.options import (
 )
 from foretrain.comm.ps import EVERY
 from foretrain.errors import ConfigError
+from foretrain.files import temporary_folder, write_json
 from foretrain.launch import LaunchSettings
 from foretrain.launch.child_processes import check_every
 from foretrain.launch.command import check_secret, read_secret, torchrun_options
@@ -95,6 +100,8 @@ class RunOptions:
         tune: search on, as the job runs, for the knobs that the schedule leaves open; the next run begins with them.
         advise: leave the script's DistributedDataParallel as it is, observe some steps, and say which bucket sizes and
             options would make it faster.
+        json: with --advise, write the advice's numbers, on the node of rank 0; with - what the script prints goes to
+            stderr.
         quiet: say neither which schedule was chosen nor how it went; only errors, warnings and advice.
         module: the script is a module's name, as with python -m.
     """
@@ -119,6 +126,7 @@ class RunOptions:
     elastic: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     tune: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     advise: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    json: JsonFile = None
     quiet: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     module: Annotated[bool, tyro.conf.arg(aliases=["-m"]), tyro.conf.FlagCreatePairsOff] = False
 
@@ -200,6 +208,9 @@ def _start(options: RunOptions, torchrun: Sequence[str], script: Sequence[str]) 
     if options.advise and (options.servers is not None or options.schedule or options.plan or options.tune):
         remedy = "leave out --schedule, --plan, --servers and --tune"
         raise ConfigError("advise", True, "observes PyTorch's own DistributedDataParallel", remedy)
+    if options.json is not None and not options.advise:
+        raise ConfigError("json", str(options.json), "is of no use without advice", "write --advise, too")
+    check_writable(json=options.json)
     timeouts = Timeouts(_wait("timeout", options.timeout), _wait("patience", options.patience))
     from foretrain.launch.command import launch
 
@@ -213,19 +224,33 @@ def _start(options: RunOptions, torchrun: Sequence[str], script: Sequence[str]) 
         options.advise,
         options.quiet,
     )
-    status = launch(
-        script,
-        settings,
-        torchrun=[*processes, *torchrun],
-        module=module,
-        secret_file=options.secret_file,
-        servers=options.servers,
-        server_restarts=options.server_restarts,
-        snapshots=options.snapshot_dir,
-        every=options.snapshot_every,
-    )
+    with _advice_file(settings, options.json) as settings:
+        status = launch(
+            script,
+            settings,
+            torchrun=[*processes, *torchrun],
+            module=module,
+            secret_file=options.secret_file,
+            servers=options.servers,
+            server_restarts=options.server_restarts,
+            snapshots=options.snapshot_dir,
+            every=options.snapshot_every,
+        )
     if status:
         sys.exit(status)
+
+
+@contextmanager
+def _advice_file(settings: LaunchSettings, path: Path | None) -> Iterator[LaunchSettings]:
+    """Yield settings by which rank 0 writes a file; at the end write its numbers to ``path``, if that is given."""
+    if path is None:
+        yield settings
+        return
+    with temporary_folder("foretrain-advice-") as folder:
+        told = folder / "advice.json"
+        yield replace(settings, advice=told)
+        if told.exists():  # on other nodes than rank 0's there is none
+            write_json(path, json.loads(told.read_text("utf-8")))
 
 
 def server(

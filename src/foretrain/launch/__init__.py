@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import get_args
 
 from foretrain.comm.options import (
@@ -46,6 +47,7 @@ class LaunchSettings:
         tune: whether knobs are searched as the job runs.
         advise: whether DistributedDataParallel stays as it is and is only observed, for advice.
         quiet: whether choices of schedules and the summary at the end are left out.
+        advice: file to which rank 0 writes the adviser's numbers as JSON, if any.
     """
 
     schedule: str = "bytescheduler"
@@ -55,6 +57,7 @@ class LaunchSettings:
     tune: bool = False
     advise: bool = False
     quiet: bool = False
+    advice: Path | None = None
 
     @classmethod
     def of(
@@ -87,6 +90,8 @@ class LaunchSettings:
             flags += ["--transport", str(self.transport)]
         elif self.transport.backend is not None:
             flags += ["--backend", self.transport.backend]
+        if self.advice is not None:
+            flags += ["--advice", str(self.advice)]
         switches = ["--tune"] * self.tune + ["--advise"] * self.advise + ["--quiet"] * self.quiet
         return ["--schedule", self.schedule, *flags, *switches]
 

@@ -58,6 +58,8 @@ class DdpAdviser:
 
     def __init__(self, wrapper: DistributedDataParallel) -> None:
         self.advice: BucketAdvice | None = None
+        self.sent_again: float | None = None
+        """Share of all ranks' TCP packets; None where bounded loss is no choice."""
         self.closed = False
         self._model: nn.Module = wrapper.module
         assert wrapper.process_group is not None
@@ -116,8 +118,19 @@ class DdpAdviser:
         lines = [f"{self.steps} steps of {type(self._model).__name__} observed on {place}", *self.advice.lines]
         if self._device.type == "cpu":  # bounded loss sums on no other, and NCCL's packets are not the kernel's
             again, sent = (sum(counts) for counts in zip(*control.gather(sent_again()), strict=True))
+            self.sent_again = again / max(sent, 1)
             lines.append(loss_advice(again, sent))
         return lines
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers for JSON; no advice where too few steps were seen, or one rank alone."""
+        advice = None if self.advice is None else self.advice.to_dict()
+        return {
+            "model": type(self._model).__name__,
+            "steps": self.steps,
+            "advice": advice,
+            "packets_sent_again": self.sent_again,
+        }
 
     # ── from the hooks ──
 

@@ -22,8 +22,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from foretrain.files import write_json
 from foretrain.launch import NOT_ADVISED, LaunchSettings, session_used
-from foretrain.launch.scheduled_ddp import AgreedPlan, ModelRecord, ScheduledDataParallel, report, sharded
+from foretrain.launch.scheduled_ddp import AgreedPlan, ModelRecord, ScheduledDataParallel, report, reports, sharded
 from foretrain.torch_version import require_torch
 
 _AGREEMENT_SIZE = 512
@@ -68,6 +69,9 @@ class DdpPatch:
         finally:
             for line in () if self.settings.quiet else self._summary():
                 report(line)
+            if self.settings.advice is not None and reports():
+                advisers = [record.adviser for record in self._records if record.adviser is not None]
+                write_json(self.settings.advice, {"models": [adviser.to_dict() for adviser in advisers]})
 
     def _summary(self) -> list[str]:
         lines = [record.line() for record in self._records if record.steps]

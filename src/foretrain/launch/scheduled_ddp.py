@@ -474,9 +474,14 @@ def sharded(parameter: Tensor) -> bool:
     return isinstance(parameter, DTensor) or hasattr(parameter, "_fsdp_flattened")
 
 
+def reports() -> bool:
+    """Return whether this is rank 0, which speaks for all."""
+    # Not every trainer that starts processes sets RANK.
+    return dist.get_rank() == 0 if dist.is_initialized() else os.environ.get("RANK", "0") == "0"
+
+
 def report(text: str) -> None:
     """Write one line to stderr, on rank 0."""
-    # Not every trainer that starts processes sets RANK.
-    if dist.get_rank() == 0 if dist.is_initialized() else os.environ.get("RANK", "0") == "0":
+    if reports():
         sys.stderr.write(f"foretrain: {text}\n")
         sys.stderr.flush()

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, get_args
 
@@ -69,6 +70,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--advise", action="store_true")
     parser.add_argument("--quiet", action="store_true")
+    parser.add_argument("--advice", type=Path)
     parser.add_argument("-m", "--module", action="store_true")
     # One argument, not two: between two of them argparse would drop a "--" that belongs to the script.
     parser.add_argument("script", nargs=argparse.REMAINDER)
@@ -82,7 +84,8 @@ def settings(options: argparse.Namespace) -> LaunchSettings:
         transport = ParameterServer(None, options.updates, options.consistency, options.elastic)
     timeouts = Timeouts(options.timeout, options.patience)
     return LaunchSettings(
-        options.schedule, options.compression, transport, timeouts, options.tune, options.advise, options.quiet
+        *(options.schedule, options.compression, transport, timeouts, options.tune, options.advise, options.quiet),
+        options.advice,
     )
 
 
