@@ -1,69 +1,133 @@
-"""``foretrain completion``: completion of commands and options for bash, zsh and fish, made from the commands' help."""
+"""``foretrain completion``: completion of commands, options and choices for bash, zsh and fish, made from help."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 import tyro
 
+Words = Mapping[str, Sequence[str]]
+"""By the words before it, e.g. "lab up" or "compare --network", what a word may be."""
+
 
 def completion(shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional]) -> None:
-    """Print completion of commands and options for a shell, to be sourced.
+    """Print completion of commands and options for a shell.
 
-    bash: foretrain completion bash >> ~/.bashrc; zsh: foretrain completion zsh >> ~/.zshrc; fish: foretrain completion
+    To be sourced. bash: foretrain completion bash >> ~/.bashrc; zsh: foretrain completion zsh >> ~/.zshrc; fish: foretrain completion
     fish > ~/.config/fish/completions/foretrain.fish.
 
     Args:
         shell: the shell.
     """
-    found = {name: _words(name) for name in _commands(_help())}
+    commands = re.findall(r"^  ([a-z-]+) ", _help(), re.MULTILINE)
+    found = {"": [*commands, "help"]}
+    for command in commands:
+        found |= _words(command)
     sys.stdout.write(_fish(found) if shell == "fish" else _bash(found, zsh=shell == "zsh"))
 
 
 def _help(*command: str) -> str:
     from foretrain.cli.main import main
 
-    text = io.StringIO()
-    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-        main([*command, "--help"])
-    return re.sub(r"\x1b\[[0-9;]*m", "", text.getvalue())
+    text = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")  # frames of help are of ASCII elsewhere
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "1000"  # no name of an option is cut
+    try:
+        with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+            main([*command, "--help"])
+    finally:
+        os.environ.pop("COLUMNS") if before is None else os.environ.update(COLUMNS=before)
+    text.seek(0)
+    return re.sub(r"\x1b\[[0-9;]*m", "", text.read())
 
 
-def _commands(overview: str) -> list[str]:
-    return re.findall(r"^  ([a-z-]+) ", overview, re.MULTILINE)
+def _words(command: str) -> dict[str, list[str]]:
+    """Return what may stand behind a command: its own commands, or its choices and options and theirs."""
+    text = _help(*command.split())
+    if inner := re.findall(r"• (\w+)", text):
+        found = {command: inner}
+        for each in inner:
+            found |= _words(f"{command} {each}")
+        return found
+    own = re.search(r"^│ \{([\w,-]+)\}", text, re.MULTILINE)
+    options = re.findall(r"^│ (?:-\w, )?(--[a-z][a-z-]*)(?: \[?\{([\w,-]+)\})?", text, re.MULTILINE)
+    found = {command: [*(own[1].split(",") if own else ()), *sorted({name for name, _ in options})]}
+    return found | {f"{command} {name}": choices.split(",") for name, choices in options if choices}
 
 
-def _words(command: str) -> list[str]:
-    """Return options and subcommands of a command."""
-    text = _help(command)
-    inner = re.findall(r"• (\w+)", text)
-    return [*inner, *sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)))]
+def _cases(found: Words) -> list[tuple[list[str], str]]:
+    """Return patterns for the words before the last, each after a space, and what the last may be.
+
+    Choices of options stand before the commands that have them, whose patterns fit, too.
+    """
+    chosen: list[tuple[list[str], str]] = []
+    others: list[tuple[list[str], str]] = []
+    for before, words in found.items():
+        command, _, option = before.rpartition(" ")
+        if option.startswith("--"):
+            chosen.append(([f" {before}", f" {command} * {option}"], " ".join(words)))
+        elif before:
+            leaf = "--help" in words
+            others.append(([f" {before}", *[f" {before} *"] * leaf], " ".join(words)))
+    return chosen + others
 
 
-def _bash(found: dict[str, list[str]], *, zsh: bool) -> str:
-    cases = "\n".join(f'    {name}) words="{" ".join(words)}" ;;' for name, words in found.items())
+def _bash(found: Words, *, zsh: bool) -> str:
+    def quoted(pattern: str) -> str:
+        return "'" + pattern.replace("*", "'*'") + "'"
+
+    cases = "\n".join(f'    {"|".join(map(quoted, patterns))}) words="{words}" ;;' for patterns, words in _cases(found))
     head = "autoload -U +X bashcompinit && bashcompinit\n" if zsh else ""
     return f"""{head}_foretrain() {{
-  local words current="${{COMP_WORDS[COMP_CWORD]}}"
-  case "${{COMP_WORDS[1]}}" in
+  local words="" before="" helping="" place=1 current="${{COMP_WORDS[COMP_CWORD]}}"
+  while [ "$place" -lt "$COMP_CWORD" ]; do
+    before="$before ${{COMP_WORDS[place]}}"
+    place=$((place + 1))
+  done
+  case "$before" in ' help'*) helping=1 before="${{before# help}}" ;; esac
+  case "$before" in
+    '') words="{" ".join(found[""])}" ;;
+    *' -- '*|*' --') words="" ;;
 {cases}
-    *) words="" ;;
   esac
-  if [ "$COMP_CWORD" -eq 1 ]; then words="{" ".join(found)} help"; fi
+  case "$helping$words" in 1*--help*) words="" ;; esac
   COMPREPLY=($(compgen -W "$words" -- "$current"))
 }}
 complete -o default -F _foretrain foretrain
 """
 
 
-def _fish(found: dict[str, list[str]]) -> str:
-    lines = [f"complete -c foretrain -n __fish_use_subcommand -f -a '{' '.join(found)} help'"]
-    for name, words in found.items():
-        seen = f"-n '__fish_seen_subcommand_from {name}'"
-        flags = (f"-l {word[2:]}" if word[:2] == "--" else f"-f -a {word}" for word in words)
-        lines += [f"complete -c foretrain {seen} {flag}" for flag in flags]
-    return "\n".join(lines) + "\n"
+def _fish(found: Words) -> str:
+    cases = "\n".join(
+        f"    case {' '.join(map(repr, patterns))}\n      set found {words}" for patterns, words in _cases(found)
+    )
+    return f"""function __foretrain_words
+  set -l words (commandline -opc)
+  set -l found
+  set -l helping no
+  set -e words[1]
+  if test "$words[1]" = help
+    set helping yes
+    set -e words[1]
+  end
+  switch " $words"
+    case ' '
+      set found {" ".join(found[""])}
+    case '* -- *' '* --'
+      return
+{cases}
+  end
+  if test $helping = yes; and contains -- --help $found
+    return
+  end
+  string join \\n -- $found
+end
+complete -c foretrain -a '(__foretrain_words)'
+complete -c foretrain -n 'set -l found (__foretrain_words); test -n "$found"; and not contains -- --help $found' -f
+"""
