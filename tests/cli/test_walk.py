@@ -324,6 +324,20 @@ def test_notices_of_a_simulation_are_whole_lines_in_a_log(tmp_path):
     assert any(line.startswith("foretrain: Simulated GPUs: ") and line.endswith(".") for line in told.splitlines())
 
 
+def test_the_overview_fits_a_terminal_of_78_columns(capsys):
+    main([])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 78
+
+
+@pytest.mark.parametrize("command", ["run", "simulate", "search"])
+def test_the_usage_of_a_command_that_runs_a_script_names_it(capsys, command: str):
+    with pytest.raises(SystemExit, match="0"):
+        main(["help", command])
+    usage = capsys.readouterr().out.splitlines()[0]
+    assert usage.startswith(f"usage: foretrain {command} [-h] ")
+    assert usage.endswith(" -- SCRIPT [ARGUMENT ...]")
+
+
 def test_completion_knows_every_command_and_its_options(capsys):
     for shell in ("bash", "zsh", "fish"):
         main(["completion", shell])

@@ -271,6 +271,16 @@ def test_the_table_the_page_and_the_trace_show_it(result: LabResult, tmp_path: P
     assert [name.partition(":")[0] for name in processes[:2]] == ["DDP, measured", "DDP, forecast"]
 
 
+@pytest.mark.parametrize("width", [80, 88])
+def test_a_narrow_terminal_cuts_no_number_of_the_table(result: LabResult, width: int):
+    console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(lab_summary(result))
+    console.file.close()
+    text = console.export_text()
+    assert "…" not in text
+    assert "cores" in text
+
+
 def test_workers_that_fail_are_quoted():
     def launch(command: Sequence[str], *, environment: Mapping[str, str], timeout: float, on_line: OnLine) -> int:
         on_line(1, "RuntimeError: out of cheese\n")

@@ -68,6 +68,8 @@ JsonFile: TypeAlias = Annotated[Path | None, tyro.conf.arg(metavar="FILE|-")]
 WorkloadName: TypeAlias = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WORKLOAD")]
 ClusterName: TypeAlias = Annotated[str, tyro.conf.arg(metavar="CLUSTER")]
 
+RUN_SCRIPTS = ("run", "simulate", "search")
+"""Commands whose last words are a script and its arguments, after --."""
 ARGUMENT_TYPES = ConstructorRegistry()
 """How help names what an argument is: TEXT, N, NUMBER, FILE; one that may be left out as one that may not."""
 _METAVARS: dict[object, str] = {str: "TEXT", int: "N", float: "NUMBER", Path: "FILE"}
@@ -110,6 +112,23 @@ def leave_out_empty_defaults() -> None:
         return shown(argument, lowered, *rest, **options)
 
     _arguments.generate_argument_helptext = without
+
+
+def name_script_in_usage() -> None:
+    """Let the first line of help of a command that runs a script end with the script."""
+    from tyro._backends import _tyro_help_formatting  # pyright: ignore[reportPrivateUsage], tyro has no setting for it
+
+    shown: Any = _tyro_help_formatting.format_help
+    if hasattr(shown, "__wrapped__"):
+        return
+
+    @wraps(shown)
+    def with_script(prog: str, *rest: Any, **options: Any) -> list[str]:
+        usage, *lines = shown(prog, *rest, **options)
+        runs = prog.removeprefix("foretrain ") in RUN_SCRIPTS
+        return [f"{usage.rstrip()} -- SCRIPT [ARGUMENT ...]" if runs else usage, *lines]
+
+    _tyro_help_formatting.format_help = with_script
 
 
 PREPARING = "preparing the network (on first use its simulator is compiled, which takes some 10 s)"

@@ -34,9 +34,10 @@ def calibrate(
     threads: int = 1,
     processes: int = 1,
 ) -> None:
-    """Measure operators on this machine's GPU or CPU, for forecasts: foretrain simulate --device FILE.
+    """Measure operators on this machine's GPU or CPU, for forecasts.
 
-    Measures a grid of common operators, or with --operators only those that a script launches.
+    foretrain simulate --device FILE reads what was measured. Measures a grid of common operators, or with --operators
+    only those that a script launches.
 
     Args:
         device: device to measure; auto is the GPU where there is one.

@@ -39,7 +39,9 @@ def compare(
     json: JsonFile = None,
     fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = DEFAULT_FIDELITY,
 ) -> None:
-    """Compare schedules on one workload: time, speed-up, distance to the optimum, and whether a schedule pays.
+    """Compare schedules on one workload, and say whether one pays.
+
+    Says of each the time, the speed-up over DDP and the distance to the optimum T*.
 
     Args:
         scenario: the workload and the cluster.
@@ -84,7 +86,7 @@ def compare(
 
 
 def bound(scenario: tyro.conf.OmitArgPrefixes[WorkloadOnCluster], *, json: JsonFile = None) -> None:
-    """Print the optimum T*, which no schedule can beat, and what it consists of.
+    """Print the optimum T*, which no schedule can beat, and its parts.
 
     Args:
         scenario: the workload and the cluster.
@@ -125,7 +127,7 @@ def schedule(
     json: JsonFile = None,
     fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = DEFAULT_FIDELITY,
 ) -> None:
-    """Print one step of a schedule in steady state, chunk by chunk, or run one that was edited.
+    """Print a step of a schedule chunk by chunk, or run an edited one.
 
     Args:
         scenario: the workload and the cluster.
@@ -203,9 +205,9 @@ def explore(
     port: int = 0,
     browser: bool = True,
 ) -> None:
-    """Explore scenarios in a browser: GPU, link, hosts, batch, schedule, and the verdict at once.
+    """Explore scenarios in a browser, with the verdict at once.
 
-    Serves a page on this machine alone (127.0.0.1) until Ctrl-C.
+    The page asks for GPU, link, hosts, batch and schedule. Serves it on this machine alone (127.0.0.1) until Ctrl-C.
 
     Args:
         workload: a model of the zoo, a recorded workload's .toml file, or a result's .json of simulate or search.

@@ -19,8 +19,8 @@ Words = Mapping[str, Sequence[str]]
 def completion(shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional]) -> None:
     """Print completion of commands and options for a shell.
 
-    To be sourced. bash: foretrain completion bash >> ~/.bashrc; zsh: foretrain completion zsh >> ~/.zshrc; fish: foretrain completion
-    fish > ~/.config/fish/completions/foretrain.fish.
+    To be sourced. bash: foretrain completion bash >> ~/.bashrc; zsh: foretrain completion zsh >> ~/.zshrc; fish:
+    foretrain completion fish > ~/.config/fish/completions/foretrain.fish.
 
     Args:
         shell: the shell.

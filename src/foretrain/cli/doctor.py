@@ -31,7 +31,7 @@ def doctor(
     timeout: TimeText = "20s",
     json: JsonFile = None,
 ) -> None:
-    """Examine this host, or all hosts of a job and the network between them, and say what to mend.
+    """Examine the hosts of a job and their network: what to mend?
 
     For several hosts, start it on each with the same --hosts; each measures the way to every other, and rank 0 prints.
     The exit status is 1 where hosts or the way between them could not be examined.

@@ -21,6 +21,7 @@ from foretrain.cli.arguments import (
     command_line,
     split,
     write_outputs,
+    write_status,
 )
 from foretrain.cli.progress import bars
 from foretrain.files import write_json
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from foretrain.lab.host import BackgroundStatus, Process
     from foretrain.lab.messages import LabProgress
 
-HELP = "Build and use a small cluster on this machine: hosts with links of a chosen rate. Needs root."
+HELP = "Build and use a small cluster on this machine. Needs root."
 
 
 def up(
@@ -372,13 +373,13 @@ def compare(
         "seed": seed,
         "traced": html is not None or trace is not None,
     }
+    asked = experiment(model, hosts=hosts, rate=rate, servers=servers, **options)
+    minutes = duration(plan_of((asked,), hosts=hosts, rate=rate, servers=servers, cores=cores)) / 60
+    said = f"{len(asked.cases)} cases, {iterations} iterations each in {rounds} rounds: about {minutes:.1f} min"
     if dry_run:
-        asked = experiment(model, hosts=hosts, rate=rate, servers=servers, **options)
-        minutes = duration(plan_of((asked,), hosts=hosts, rate=rate, servers=servers, cores=cores)) / 60
-        sys.stdout.write(
-            f"{len(asked.cases)} cases, {iterations} iterations each in {rounds} rounds: about {minutes:.1f} min\n"
-        )
+        sys.stdout.write(f"{said}\n")
         return
+    write_status(said)
     with _bar() as progress:
         place = {"hosts": hosts, "rate": rate, "servers": servers, "cores": cores}
         result = compare_all(model, **place, name=name, progress=progress, **options)

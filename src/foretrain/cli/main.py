@@ -22,7 +22,13 @@ from tyro.extras import SubcommandApp
 
 from foretrain import __version__
 from foretrain.cli import accuracy, lab, topology
-from foretrain.cli.arguments import ARGUMENT_TYPES, leave_out_empty_defaults, widen_piped_output
+from foretrain.cli.arguments import (
+    ARGUMENT_TYPES,
+    RUN_SCRIPTS,
+    leave_out_empty_defaults,
+    name_script_in_usage,
+    widen_piped_output,
+)
 from foretrain.cli.calibrate import calibrate
 from foretrain.cli.compare import bound, catalog, compare, explore, schedule
 from foretrain.cli.completion import completion
@@ -52,7 +58,6 @@ _GROUPS: Mapping[str, tuple[Callable[..., None] | tuple[str, ModuleType], ...]] 
 """Commands as the overview shows them; one with commands of its own is a name and a module."""
 _HELP_WIDTH = "100"
 """Columns of help where stdout is no terminal."""
-_RUN_SCRIPTS = ("run", "simulate", "search")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -118,10 +123,11 @@ def _run(arguments: list[str]) -> None:
         tyro._experimental_options["ansi_codes"] = False  # pyright: ignore[reportPrivateUsage], rich knows itself
     if _wants_help(arguments) and not sys.stdout.isatty():
         os.environ.setdefault("COLUMNS", _HELP_WIDTH)
-    elif arguments[0] not in _RUN_SCRIPTS:
+    elif arguments[0] not in RUN_SCRIPTS:
         widen_piped_output()
     if _wants_help(arguments):
         leave_out_empty_defaults()
+        name_script_in_usage()
     if arguments[:1] == ["run"]:  # --quiet is its own, and leaves what the script prints alone
         with json_alone_on_stdout() if _wants_json_alone(arguments) else nullcontext():
             run_command(arguments[1:])
@@ -156,8 +162,8 @@ def _overview() -> str:
             lines += ["", group]
             before = group
         lines.append(f"  {name:<11} {text}")
-    lines += ["", "foretrain help COMMAND says more; foretrain --version says which version this is."]
-    lines += ["--quiet after a command prints nothing on standard output but what --json - asks for."]
+    lines += ["", "foretrain help COMMAND says more; foretrain --version says the version."]
+    lines += ["--quiet after a command leaves standard output to what --json - asks for."]
     return "\n".join(lines) + "\n"
 
 

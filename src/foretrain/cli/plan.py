@@ -37,7 +37,7 @@ def what_if(
     json: JsonFile = None,
     fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = DEFAULT_FIDELITY,
 ) -> None:
-    """Compare what-ifs, each with its best schedule: which single change helps most?
+    """Say which single change helps most, each with its best schedule.
 
     Args:
         scenario: the workload and the cluster.
@@ -90,7 +90,9 @@ def plan(
     json: JsonFile = None,
     fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = DEFAULT_FIDELITY,
 ) -> None:
-    """Find the best policy, knobs, engine and compression, or plain DDP, and write a plan file.
+    """Find the best policy, or plain DDP, and write a plan file.
+
+    Searches knobs, engines and, where allowed, compression.
 
     Args:
         scenario: the workload and the cluster.

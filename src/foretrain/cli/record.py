@@ -41,7 +41,7 @@ def record(
     plot: Path | None = None,
     json: JsonFile = None,
 ) -> None:
-    """Record a workload from your own training step, of PyTorch, Keras or JAX.
+    """Record a workload from a step of PyTorch, Keras or JAX.
 
     FUNCTION takes no arguments and returns (model, step) or (model, step, batch), or an object or dict with these
     names. Of PyTorch, model is a torch.nn.Module, and step() runs forward, loss.backward() and optimizer.step() once,

@@ -72,9 +72,9 @@ class RunOptions:
             the best on what is measured, or plain DDP's where nothing is to be won.
         plan: a plan file that foretrain plan wrote, instead of a schedule.
         nproc: processes on this node, or auto, cpu or gpu; torchrun's --nproc-per-node.
-        compression: what gradients are sent as, whatever the script asks for.
-        timeout: how long a rank may be silent before the others give it up.
-        patience: how long all ranks may live and nothing move before they give up.
+        compression: type as which gradients are sent, instead of the one that the script's communication hook asks for.
+        timeout: a rank that sends nothing for so long counts as lost, and the job ends.
+        patience: the job ends where all ranks answer and no gradient moves for so long.
         secret_file: for several nodes, a file with the job's secret, the same on each; by default rank 0 makes one.
         backend: what sums gradients without servers: gloo or nccl, as the script's process group, or ring, foretrain's
             own over TCP; by default the process group's.
@@ -83,14 +83,14 @@ class RunOptions:
             foretrain tolerance.
         over: with --tolerance, who sums what: transpose, each rank one block; ring; halving_doubling; or ps, a
             server beside rank 0.
-        transport: instead of both, bounded loss with any of its arguments, e.g. "bounded(tolerance=0.01,
-            ending=early_close, hadamard=true)" or "bounded(over=ps, updates=servers)"; those that are left out are
-            foretrain.BoundedLoss's own.
+        transport: bounded loss with any of its arguments, in the place of --tolerance and --over, e.g.
+            "bounded(tolerance=0.01, ending=early_close, hadamard=true)" or "bounded(over=ps, updates=servers)";
+            arguments that are left out have the defaults of foretrain.BoundedLoss.
         servers: exchange gradients over a parameter server: how many servers to start on this node, or where they are,
             e.g. "10.0.0.5:5555,10.0.0.6:5555" (see foretrain server).
         server_restarts: how often servers that this command has started and that die are started again, all together.
-        snapshot_dir: where servers that this command starts write what they keep if optimizers run on them; by default
-            a folder that is gone when the command ends.
+        snapshot_dir: where servers that this command starts save parameters and optimizers' state, if optimizers run on
+            them; by default a folder that is removed when the command ends.
         snapshot_every: rounds between two snapshots; ranks keep the gradients of as many.
         updates: where optimizers run with --servers: workers, each on its own copy, or servers, which give back
             parameters instead of sums.
@@ -132,7 +132,7 @@ class RunOptions:
 
 
 def run(options: tyro.conf.OmitArgPrefixes[RunOptions]) -> None:
-    """Run a training script by a schedule: DistributedDataParallel as it is, or Keras, JAX, MXNet and NumPy."""
+    """Run a training script, as it is, by a schedule."""
     _start(options, (), ())
 
 

@@ -130,7 +130,7 @@ def run_command(arguments: Sequence[str]) -> None:
 
 
 def search(options: tyro.conf.OmitArgPrefixes[SearchOptions]) -> None:
-    """Find the fastest recipe of an unmodified script: which parallelism, micro-batch, recomputation."""
+    """Find the fastest recipe of a script, e.g. its parallelism."""
     _start(options, ())
 
 

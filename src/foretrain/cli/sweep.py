@@ -49,9 +49,10 @@ def sweep(
     html: Path | None = None,
     json: JsonFile = None,
 ) -> None:
-    """Simulate every combination of workloads, clusters, schedules, knobs and seeds that a file declares.
+    """Simulate every combination of what a file declares.
 
-    An interrupted sweep resumes when it is started again; after a change of the file only new scenarios are simulated.
+    The file lists workloads, clusters, schedules, knobs and seeds. An interrupted sweep resumes when it is started
+    again; after a change of the file only new scenarios are simulated.
 
     Args:
         file: a .toml file, see docs/sweep.md.
@@ -168,7 +169,9 @@ def grid(
     json: JsonFile = None,
     fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = DEFAULT_FIDELITY,
 ) -> None:
-    """Compare schedules × collectives × topologies on one workload: which combination is fastest, and by how much.
+    """Compare schedules × collectives × topologies on one workload.
+
+    Says which combination is fastest, and by how much.
 
     Args:
         workload: a model of the zoo (foretrain catalog lists them) or a recorded workload's .toml file.

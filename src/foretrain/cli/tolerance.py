@@ -38,7 +38,7 @@ def tolerance(
     html: Path | None = None,
     json: JsonFile = None,
 ) -> None:
-    """Find the packet loss that a model tolerates, by training it with losses.
+    """Find the packet loss that a model tolerates, by training it.
 
     FUNCTION takes a seed and returns an object or a dict with model, optimizer, batches, loss(model, batch) and
     evaluate(model), where more is better. The model is trained at every p of the grid, by data-parallel workers in this

@@ -32,7 +32,7 @@ from foretrain.files import write_json
 if TYPE_CHECKING:
     from foretrain.simulation.shared_network import Tenant
 
-HELP = "Show a network as a summary, a picture or a file, or list those known by name."
+HELP = "Show a network as text, picture or file, or list known ones."
 
 
 def show(
@@ -124,7 +124,9 @@ def collective(
     details: Folder | None = None,
     fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = DEFAULT_FIDELITY,
 ) -> None:
-    """Simulate one collective by every suitable algorithm: time, bus bandwidth, the busiest link.
+    """Simulate one collective by every suitable algorithm.
+
+    Says of each the time, the bus bandwidth and the busiest link.
 
     Args:
         network: a topology, e.g. bigraph:8x4@100Gbps or fat_tree:8@100Gbps,routing=spray.
@@ -143,7 +145,7 @@ def collective(
     from foretrain.network.collective_placement import suited
     from foretrain.network.deployment_notation import deployment
     from foretrain.network.fidelity import decided, packet_hops, parts
-    from foretrain.report.collective_table import numbers, packet_table, table, write_packets
+    from foretrain.report.collective_table import caption, numbers, packet_table, table, write_packets
     from foretrain.report.topology import page
     from foretrain.units import parse_size
 
@@ -169,6 +171,7 @@ def collective(
         found = sorted((exchange(place, operation, data, *each) for each in told), key=lambda one: one.time)
     console = Console(highlight=False)
     console.print(table(found))
+    console.print(caption(found[0]), style="dim", soft_wrap=True)
     if made.fidelity.level == "packet":
         console.print(packet_table(found))
     write_outputs(
@@ -200,7 +203,7 @@ def share(
     json: JsonFile = None,
     fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = DEFAULT_FIDELITY,
 ) -> None:
-    """Simulate jobs that share a network: how much each is slowed down by the others.
+    """Simulate jobs that share a network: how much slower is each?
 
     Args:
         network: a topology, e.g. leaf_spine:4x8@25Gbps,oversubscription=4,collective=ring.
@@ -223,8 +226,7 @@ def share(
     tenants = _simulated(tenants, steps, fidelity)
     with percent_bar("together") as progress:
         runs = together(tenants, steps=steps, trace=trace is not None, progress=progress)
-    table = Table(box=None, pad_edge=False, caption_justify="left")
-    table.caption = "no ±: a ratio of two simulations; nothing was measured"
+    table = Table(box=None, pad_edge=False)
     for column in ("job", "schedule", "alone", "together", "slowdown", "T* alone"):
         table.add_column(column, justify="left" if column in ("job", "schedule") else "right")
     rows = []
@@ -237,6 +239,7 @@ def share(
         rows.append(run.to_dict() | {"job": job, "alone": single / 1e12, "slowdown": ratio})
     console = Console(highlight=False)
     console.print(table)
+    console.print("no ±: a ratio of two simulations; nothing was measured", style="dim", soft_wrap=True)
     write_outputs(console, (trace, lambda path: write_trace(runs, path)), (json, lambda path: write_json(path, rows)))
 
 

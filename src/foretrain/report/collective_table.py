@@ -50,14 +50,17 @@ def table(found: Sequence[CollectiveBenchmark]) -> Table:
     from rich.table import Table
 
     first = found[0]
-    made = Table(box=None, pad_edge=False, title=title(first), title_justify="left", caption_justify="left")
-    least = f"ports: what the slowest port must carry at the least takes {format_time(first.least)}"
-    made.caption = f"{least}\n{NOT_MEASURED}"
+    made = Table(box=None, pad_edge=False, title=title(first), title_justify="left")
     for name in HEADS:
         made.add_column(name, justify="left" if name in ("collective", "busiest link") else "right")
     for row in rows(found):
         made.add_row(*row)
     return made
+
+
+def caption(first: CollectiveBenchmark) -> str:
+    """Return what stands below the table. Not a part of it, which would break lines at its own width."""
+    return f"ports: what the slowest port must carry at the least takes {format_time(first.least)}\n{NOT_MEASURED}"
 
 
 def numbers(found: Sequence[CollectiveBenchmark]) -> list[dict[str, Any]]:

@@ -146,6 +146,7 @@ def lab_summary(result: LabResult) -> Group:
         Text.assemble(("measured  ", "dim"), f"{_operation(result)}: {costs(result)}"),
         Text(""),
         lab_table(result),
+        _caption(result),
         Text(""),
         Text(f"{verdict(result)}; {reasons(result)}.", style="bold green" if good else "bold yellow"),
     )
@@ -166,8 +167,8 @@ def costs(result: LabResult) -> str:
 
 def lab_table(result: LabResult) -> Table:
     """Return a table of all cases, fastest first."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", caption_justify="left")
-    table.add_column("case", no_wrap=True)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("case", overflow="fold")  # the one column that a narrow terminal may break
     against = "vs fifo" if result.served else "vs DDP"
     for head in ("ms", "middle half", against, "T/T*", "forecast", "error", "idle", "link", "cores"):
         table.add_column(head, justify="right", no_wrap=True)
@@ -181,15 +182,18 @@ def lab_table(result: LabResult) -> Table:
             continue
         cells = (line.iteration, line.spread, line.speedup, line.ratio, line.forecast, line.error)
         table.add_row(name, *cells, line.idle, line.link, line.cores, style=style)
-    one = result.experiment
-    table.caption = Text(
+    return table
+
+
+def _caption(result: LabResult) -> Text:
+    one, against = result.experiment, "vs fifo" if result.served else "vs DDP"
+    return Text(
         f"ms: median of {one.iterations} iterations in {one.rounds} interleaved rounds, after warm-up; "
         f"{against}: over {_baseline(result) if result.baseline else 'nothing'}; T*: no schedule can be faster on "
         "links of this rate; forecast: the virtual world's, in ms; idle: of host 0's accelerator; link: the busiest; "
         "cores: how many all hosts keep busy",
         style="dim",
     )
-    return table
 
 
 # The page.
