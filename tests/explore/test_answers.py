@@ -1,9 +1,12 @@
 """What the explorer is asked and answers, and that its server answers nobody else."""
 
 import json
+import os
 import shlex
+import signal
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from urllib.parse import parse_qsl
 
 import pytest
@@ -60,9 +63,14 @@ def test_what_is_no_question_is_refused(query, message):
         Question.of(query, NOTHING)
 
 
-@pytest.mark.parametrize("tuned", [False, True], ids=["defaults", "tuned"])
-def test_command_and_python_compute_the_same(capsys, tmp_path, tuned: bool):
-    found = json.loads(answer(SMALL, NOTHING, tuned=tuned))
+@pytest.mark.parametrize(
+    ("tuned", "compression"),
+    [(False, "none"), (True, "none"), (False, "fp16")],
+    ids=["defaults", "tuned", "compressed"],
+)
+def test_command_and_python_compute_the_same(capsys, tmp_path, tuned: bool, compression: str):
+    found = json.loads(answer(replace(SMALL, compression=compression), NOTHING, tuned=tuned))
+    assert ("--compression fp16" in found["command"]) == (compression == "fp16")
     assert found["command"].startswith("foretrain compare alexnet --cluster 4x1xV100@7Gbps --batch 16")
     assert ("--no-tune" in found["command"]) == (not tuned)
     exec(found["python"], {})
@@ -153,3 +161,26 @@ def test_the_server_answers_its_own_page_alone():
         status, text = get("/answer?model=/etc/passwd")
         assert (status, "model" in json.loads(text)["error"]) == (400, True)
         assert get("/answer?" + "x" * 3000)[0] == 414
+
+
+@pytest.mark.process
+def test_a_worker_that_is_killed_is_replaced_by_one_that_lasts():
+    def pid(explorer: Explorer) -> int:
+        (process,) = explorer._pool._processes
+        return process
+
+    with Explorer(NOTHING, SMALL) as explorer:
+        url = f"http://127.0.0.1:{explorer.port}/tuned?{SMALL.query()}"
+        for _ in range(2):
+            killed = pid(explorer)
+            os.kill(killed, signal.SIGKILL)
+            with urllib.request.urlopen(url, timeout=300) as found:
+                assert json.loads(found.read())["tuned"]
+            assert pid(explorer) != killed
+        # Threads of requests end; the worker that one of them asked for stays.
+        lasting = pid(explorer)
+        with urllib.request.urlopen(url, timeout=300) as found:
+            assert json.loads(found.read())["tuned"]
+        assert pid(explorer) == lasting
+    with pytest.raises(ProcessLookupError):
+        os.kill(lasting, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +13,7 @@ import foretrain as ft
 from foretrain.explore import Explorer, Opened, Question, opened
 from foretrain.report.findings import SimulationFindings, numbers
 from foretrain.units import format_time
+from foretrain.workload import save, zoo
 from tests.browser import chromium, console, cut_texts, findings, overflow, resize
 from tests.report.conftest import simulated
 
@@ -68,21 +69,38 @@ def table(browser) -> str:
     return browser.find_element("id", "rows").text
 
 
-def times(rate: str) -> list[str]:
+def times(rate: str, schedules: Sequence[str] = ("ddp", "prophet")) -> list[str]:
+    """Return the times of `ft.simulate`, as the page writes them."""
     workload = ft.workload.zoo("alexnet", batch=16)
-    runs = [ft.simulate(workload, f"4x1xV100@{rate}Gbps", name, trace=False) for name in ("ddp", "prophet")]
+    runs = [ft.simulate(workload, f"4x1xV100@{rate}Gbps", name, trace=False) for name in schedules]
     return [format_time(run.iteration_time) for run in runs]
 
 
+def shown_times(browser) -> list[str]:
+    """Return the times of the table, DDP's first, which is sorted by them."""
+    script = """return [...document.querySelectorAll("#rows tr")].map(
+      row => [row.cells[0].innerText, row.cells[1].innerText])"""
+    return [time for _, time in sorted(browser.execute_script(script))]
+
+
+def hold_tuned_answers(browser) -> None:
+    """Hold tuned answers back until the page's ``tune()`` is called, so that the untuned one can be read."""
+    shown(browser, "rate=7.0", "tuned")
+    browser.execute_script(
+        "const plain = window.get, may = new Promise(tell => { window.tune = tell; });"
+        "window.get = async (path, signal) => {"
+        "  if (path.startsWith('/tuned')) await may; return plain(path, signal); };"
+    )
+
+
 def test_a_faster_link_shows_the_times_of_simulate(page):
+    hold_tuned_answers(page)
     enter(page, "rate", "14")
     shown(page, "rate=14")
-    seconds = page.execute_async_script(
-        "const done = arguments[0]; get('/answer?' + question()).then(found => done(found.seconds))"
-    )
-    assert [format_time(seconds[name] * 1e12) for name in ("ddp", "prophet")] == times("14")
+    assert shown_times(page) == times("14")
+    page.execute_script("window.tune()")
     shown(page, "rate=14", "tuned")
-    assert "ddp" in table(page)
+    assert shown_times(page) == times("14", page.execute_script("return answer.schedules"))
     assert "Tuned" in page.find_element("id", "state").text
     assert console(page) == []
 
@@ -140,20 +158,64 @@ def test_a_tuned_answer_has_the_tuned_command_page_and_trace(page):
     assert console(page) == []
 
 
-def test_a_keyboard_is_enough(page):
+def test_a_keyboard_alone_reaches_and_uses_everything(page):
+    from selenium.webdriver import ActionChains
     from selenium.webdriver.common.keys import Keys
 
-    slider = page.find_element("id", "slider")
-    slider.send_keys(Keys.ARROW_RIGHT)
+    def press(*keys: str) -> None:
+        ActionChains(page).send_keys(*keys).perform()
+
+    def tab_to(wanted: str) -> None:
+        """Press Tab until the control of that name or id has the focus."""
+        for _ in range(40):
+            press(Keys.TAB)
+            script = "const here = document.activeElement; return here.name || here.id || here.className"
+            reached.append(page.execute_script(script))
+            if reached[-1] == wanted:
+                return
+        raise AssertionError(f"{wanted} is not among {reached}")
+
+    reached: list[str] = []
+    for name in ("model", "gpu", "slider"):
+        tab_to(name)
+    press(Keys.ARROW_RIGHT)
     rate = page.find_element("id", "rate").get_attribute("value")
     assert float(rate) > 7
     shown(page, f"rate={rate}")
-    first = page.find_element("id", "tab-schedule")
-    first.send_keys(Keys.ARROW_RIGHT)
+    tab_to("hosts")
+    press(Keys.ARROW_UP)
+    shown(page, "hosts=5")
+    tab_to("schedule")
+    press("p3")
+    shown(page, "schedule=p3")
+    for name in ("compression", "copy-command", "copy-python", "save", "link", "perfetto", "tab-schedule"):
+        tab_to(name)
+    press(Keys.ARROW_RIGHT)
     assert page.switch_to.active_element.get_attribute("id") == "tab-curves"
     shown(page, f"rate={rate}", "curves")
     assert page.find_element("id", "panel-curves").is_displayed()
     assert page.current_url.endswith("#curves")
+    tab_to("rates")
+    press(Keys.ARROW_RIGHT)
+    assert page.execute_script("return document.querySelector('#rates .said').textContent") != ""
+    assert console(page) == []
+
+
+def test_controls_without_effect_on_a_recorded_workload_say_so(browser, tmp_path):
+    path = tmp_path / "recorded.toml"
+    save(zoo("alexnet", batch=16), path)
+    source, model = opened(str(path))
+    with Explorer(source, Question(model=model)) as found:
+        browser.get(found.url)
+        shown(browser, "model=file")
+        for name in ("gpu", "batch"):
+            one = browser.find_element("name", name)
+            assert not one.is_enabled()
+            assert "recorded" in one.get_attribute("title")
+        enter(browser, "model", "alexnet")
+        shown(browser, "model=alexnet")
+        assert browser.find_element("name", "gpu").is_enabled()
+        assert browser.find_element("name", "batch").get_attribute("title") == ""
 
 
 def test_the_network_shows_its_loads(page):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -31,6 +31,7 @@ def compare(
     scenario: tyro.conf.OmitArgPrefixes[WorkloadOnCluster],
     *,
     schedules: tuple[ScheduleText, ...] | None = None,
+    compression: Literal["fp16", "bf16"] | None = None,
     tune: bool = True,
     sweep: Annotated[str, named("RANGE")] | None = None,
     points: int = 9,
@@ -47,6 +48,7 @@ def compare(
         scenario: the workload and the cluster.
         schedules: policies, e.g. ddp "bytescheduler(partition=1MB)"; auto, the planner's choice; or a plan file. All
             policies if none is named.
+        compression: type as which gradients are sent under every schedule, also DDP's; gradients of four bytes only.
         tune: search the best values of each schedule's free knobs.
         sweep: repeat over a range, e.g. rate=1Gbps:100Gbps; also latency, overhead, workers.
         points: number of points of the sweep.
@@ -60,12 +62,16 @@ def compare(
     from foretrain.experiments import compare as compare_all
     from foretrain.experiments import sweep as sweep_all
     from foretrain.experiments.comparison import ALL_SCHEDULES
+    from foretrain.planner.candidate_search import compressed, halvable, streaming
     from foretrain.report.page import page
     from foretrain.report.table import summary
     from foretrain.report.trace import write_trace
 
     check_writable(html=html, trace=trace, json=json)
     workload, place = scenario.read()
+    if compression is not None and not halvable(workload):
+        raise ConfigError("compression", compression, "halves four bytes, and these gradients have two", "leave it out")
+    workload = compressed(workload, compression, streaming(place))
     place = with_fidelity(place, workload.size, fidelity)
     names = tuple(name for text in schedules or () for name in split(text)) or ALL_SCHEDULES
     keep = html is not None or trace is not None

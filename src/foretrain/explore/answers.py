@@ -168,11 +168,10 @@ class Question:
         """Return the command line that computes the same, with the schedules' knobs searched or not."""
         name = source.source if self.model == FILE else self.model
         batch = f" --batch {self.batch}" if self.batch and self.model != FILE else ""
-        if self.compression != "none":
-            return f"foretrain what-if {name} --cluster {self.cluster}{batch} --changes compression={self.compression}"
+        sent = "" if self.compression == "none" else f" --compression {self.compression}"
         schedules = "ddp" if self.schedule == "ddp" else f'ddp "{self.schedule}"'
         untuned = "" if tuned else " --no-tune"
-        return f"foretrain compare {name} --cluster {self.cluster}{batch} --schedules {schedules}{untuned}"
+        return f"foretrain compare {name} --cluster {self.cluster}{batch} --schedules {schedules}{sent}{untuned}"
 
     def python(self, source: Opened, schedule: str) -> str:
         """Return Python that computes the same under ``schedule``, which has the knobs that were found."""

@@ -26,7 +26,16 @@ function restore() {
   tab = location.hash.slice(1) || "schedule";
   slide();
 }
+// Controls without effect on a recorded workload.
+function mute() {
+  const recorded = control("model").value === "file";
+  for (const name of ["gpu", "batch"]) {
+    control(name).disabled = recorded;
+    control(name).title = recorded ? "no effect: a recorded workload has the GPU and the batch that it was recorded with" : "";
+  }
+}
 function slide() {
+  mute();
   $("slider").value = Math.log10(+control("rate").value || 1);
   $("slider").setAttribute("aria-valuetext", control("rate").value + " Gb/s");
 }

@@ -10,7 +10,7 @@ import json
 import signal
 import threading
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -39,6 +39,8 @@ _LONGEST = 2000
 """Characters of a request's path and query."""
 
 
+_ATTEMPTS = 3
+"""Workers that may be killed over one answer."""
 _SLOW: dict[str, Work] = {
     "/tuned": partial(answers.answer, tuned=True),
     "/tuned/page": partial(answers.saved_page, tuned=True),
@@ -66,7 +68,10 @@ class Explorer:
         self.source = source
         self._http = _Server(("127.0.0.1", port), _Handler)
         self._http.explorer = self
-        self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_begin_worker)
+        # The system ends a worker with the thread that started it, and threads of requests end.
+        self._starter = ThreadPoolExecutor(1, "worker starter")
+        self._pool = self._start_pool()
+        self._closing = False
         self._waiting: dict[str, Future[str]] = {}
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._http.serve_forever, name="explorer", daemon=True)
@@ -76,13 +81,12 @@ class Explorer:
         )
 
     def __enter__(self) -> Explorer:
-        # Started by this thread: the system ends a worker with the thread that started it, and those of requests end.
-        self._pool.submit(preset_names)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
+            self._closing = True
             for future in self._waiting.values():
                 future.cancel()
         self._http.shutdown()
@@ -90,18 +94,36 @@ class Explorer:
         for process in list(getattr(self._pool, "_processes", None) or ()):
             self._pool._processes[process].terminate()  # what it computes nobody waits for
         self._pool.shutdown(cancel_futures=True)
+        self._starter.shutdown()
         self._http.server_close()
 
     def slowly(self, kind: str, question: Question) -> str | None:
         """Return the worker's answer; None where a newer request of that kind came before it began."""
-        with self._lock:
-            if (before := self._waiting.get(kind)) is not None:
-                before.cancel()
-            future = self._waiting[kind] = self._pool.submit(_SLOW[kind], question, self.source)
-        try:
-            return future.result()
-        except (CancelledError, BrokenProcessPool):
-            return None
+        for _ in range(_ATTEMPTS):
+            pool = self._pool
+            try:
+                with self._lock:
+                    if (before := self._waiting.get(kind)) is not None:
+                        before.cancel()
+                    future = self._waiting[kind] = pool.submit(_SLOW[kind], question, self.source)
+                return future.result()
+            except CancelledError:
+                return None
+            except BrokenProcessPool:
+                with self._lock:
+                    if self._closing:
+                        return None
+                    if self._pool is pool:
+                        self._pool = self._start_pool()
+        raise ForetrainError(
+            f"the process that searches was killed {_ATTEMPTS} times; does this machine have too little memory?"
+        )
+
+    def _start_pool(self) -> ProcessPoolExecutor:
+        """Return a pool with its worker, which a thread has started that lasts as long as the explorer."""
+        pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_begin_worker)
+        self._starter.submit(pool.submit, preset_names).result()
+        return pool
 
     def choices(self) -> dict[str, Any]:
         """Return what the page's controls offer."""
