@@ -57,7 +57,10 @@ def test_status_shows_conditions_and_the_queues_that_were_used(name):
     until(lambda: json.loads(lab("status", "--json", "-", "--name", name).stdout)["hosts"][0]["bands"][4]["sent"] > 9)
     shown = lab("status", "--name", name).stdout.splitlines()
     said = "3 bands, selective drop, 2.5% of packets lost to host 0 in bursts of 3, background of 40%"
-    assert shown[0] == f"lab {name}: {said}"
+    made = {"ets": "ets and red", "htb": "htb"}[
+        json.loads(lab("status", "--json", "-", "--name", name).stdout)["queues"]
+    ]
+    assert shown[0] == f"lab {name}: {said}, queues of {made}"
     first = next(place for place, line in enumerate(shown) if line.startswith("to host"))
     assert shown[first].split() == ["to", "host", "queue", "packets", "sent", "dropped", "share", "dropped", "marked"]
     # Background flows have no marks, and so the last band.

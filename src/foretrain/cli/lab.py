@@ -162,7 +162,8 @@ def status(*, name: NameText = "lab", json: JsonFile = None) -> None:
     found = Lab.find(name).status()
     console = Console(highlight=False, markup=False)
     write_outputs(console, (json, lambda path: write_json(path, _plain(found))))
-    conditions = "" if found.conditions.plain else f": {_conditions_text(found.conditions)}"
+    made = {"ets": ", queues of ets and red", "htb": ", queues of htb", None: ""}[found.queues]
+    conditions = "" if found.conditions.plain else f": {_conditions_text(found.conditions)}{made}"
     console.print(f"lab {found.name}{conditions}", soft_wrap=True)
     console.print(_table(found))
     for host in found.hosts:
@@ -302,7 +303,13 @@ def _plain(found: Status) -> dict[str, Any]:
         hosts.append(host | flat)
     background = dataclasses.asdict(found.background) if found.background else None
     conditions = dataclasses.asdict(found.conditions)
-    return {"name": found.name, "conditions": conditions, "hosts": hosts, "background": background}
+    return {
+        "name": found.name,
+        "conditions": conditions,
+        "queues": found.queues,
+        "hosts": hosts,
+        "background": background,
+    }
 
 
 def compare(

@@ -29,9 +29,10 @@ from typing import Any, NamedTuple
 
 from foretrain.errors import ConfigError
 from foretrain.lab import iproute
-from foretrain.lab.conditions import MTU, BandStatus, Conditions, bands_of, lost_of
+from foretrain.lab.conditions import MTU, Conditions
 from foretrain.lab.iproute import LabError
 from foretrain.lab.port_programs import marked
+from foretrain.lab.port_queues import BandStatus, Form, bands_of, lost_of
 from foretrain.units import NANOSECOND, SECOND, Time
 
 MOST_HOSTS = 64
@@ -112,12 +113,14 @@ class Status:
         hosts: of each host.
         conditions: of its links.
         background: None where no background flows were asked for.
+        queues: form of its trees of queues; None where links only have a rate.
     """
 
     name: str
     hosts: tuple[HostStatus, ...]
     conditions: Conditions
     background: BackgroundStatus | None = None
+    queues: Form | None = None
 
 
 def checked_name(name: str) -> str:

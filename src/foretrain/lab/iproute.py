@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from foretrain.errors import ForetrainError
-from foretrain.lab.conditions import tree_rate
 
 
 class LabError(ForetrainError):
@@ -97,6 +97,12 @@ def shapers(namespace: str) -> dict[str, dict[str, Any]]:
             rate = tree_rate(classes)
             made[entry["dev"]] = {"rate": rate, "limit": max(limits, default=0), "leaves": leaves, "drops": drops}
     return made
+
+
+def tree_rate(text: str) -> float | None:
+    """Return the bytes/s of a tree, of what ``tc class show`` says; None if there is none."""
+    found = re.search(r"class htb 9:1 root .*?rate (\d+)([KMGT]?)bit", text)
+    return int(found[1]) * 1000 ** " KMGT".index(found[2] or " ") / 8 if found else None
 
 
 def filters(namespace: str, interface: str) -> list[dict[str, Any]]:

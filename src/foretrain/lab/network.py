@@ -29,7 +29,7 @@ from typing import Literal, TypeAlias
 
 from foretrain.errors import ConfigError
 from foretrain.lab import iproute
-from foretrain.lab.conditions import MTU, NOWHERE, ROOT, Conditions
+from foretrain.lab.conditions import MTU, Conditions
 from foretrain.lab.host import (
     BRIDGE,
     LabHost,
@@ -54,6 +54,7 @@ from foretrain.lab.host import (
 )
 from foretrain.lab.iproute import LabError
 from foretrain.lab.port_programs import lose_bursts, mark_waiting, unmark
+from foretrain.lab.port_queues import MARKED_FROM, NOWHERE, ROOT, Form, form, form_of, lines_of
 from foretrain.units import MILLISECOND, SECOND, Time, parse_rate, parse_time
 
 Congestion: TypeAlias = Literal["cubic", "bbr", "reno"]
@@ -69,9 +70,6 @@ _LEAST_LIMIT = 512 * 2**10
 _SEGMENTS = 65535
 """Of a packet that the kernel cuts late, by default."""
 _SLOWEST, _FASTEST = 125_000.0, 1.25e11  # 1 Mbps: there _LEAST_BURST is 0.8 s already; 1 Tbps: no machine's memory
-
-_MARKED_FROM = 1 / 4
-"""Of the time that a full queue takes: how long a packet has waited that is marked."""
 
 _log = logging.getLogger(__name__)
 
@@ -216,7 +214,8 @@ class Lab:
         inside = processes(self.name)
         background = background_of(self.name, _namespaces(self.name), switch[0])
         hosts = tuple(status_of(host, *switch, inside) for host in found.hosts)
-        return Status(self.name, hosts, _noted(self.name), background)
+        queues: Form | None = next((form_of(shaper["leaves"]) for shaper in switch[1].values()), None)
+        return Status(self.name, hosts, _noted(self.name), background, queues)
 
     def down(self, *, kill: bool = False) -> tuple[Process, ...]:
         """Remove this lab; see `remove`."""
@@ -297,7 +296,8 @@ class _Shape:
         if self.rate is None:
             return [f"qdisc replace dev {interface} root noqueue"]
         if not self.conditions.plain:
-            return self.conditions.lines(interface, self.rate, self.burst, self.limit, host=host)
+            size = (self.rate, self.burst, self.limit)
+            return lines_of(self.conditions, interface, *size, host=host, form=form())
         bits = round(self.rate * 8)
         shape = f"tbf rate {bits}bit burst {self.burst} limit {self.limit}"
         return [f"qdisc replace dev {interface} root handle 1: {shape}"]
@@ -402,8 +402,8 @@ def _apply(hosts: Sequence[LabHost], shape: _Shape) -> None:
     conditions = shape.conditions
     for host in hosts:
         unmark(host.namespace, host.interface)
-        if conditions.drop == "selective" and shape.rate:
-            longest = round(shape.limit / shape.rate * _MARKED_FROM * 1e9)
+        if conditions.drop == "selective" and shape.rate and form() == "htb":
+            longest = round(shape.limit / shape.rate * MARKED_FROM * 1e9)
             # A kernel without eBPF marks nothing.
             with contextlib.suppress(LabError):
                 mark_waiting(switch, port_of(host), ROOT, host.namespace, host.interface, longest)
