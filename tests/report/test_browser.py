@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +16,13 @@ from foretrain.recipe_search import SearchResult
 from foretrain.recipe_search.bill import Failures, bill_of
 from foretrain.report import recipes
 from foretrain.report.findings import SimulationFindings
+from foretrain.report.lab import render as lab_page
 from foretrain.report.page import render as comparison_page
 from foretrain.report.simulation_page import render as simulation_page
 from foretrain.report.topology import render as topology_page
 from tests.browser import chromium, console, cut_texts, draw_all, findings, overflow, resize
+from tests.lab.test_compare import measured
+from tests.processes import foretrain
 from tests.recipe_search.test_strategy import searched
 
 if TYPE_CHECKING:
@@ -34,35 +38,100 @@ def browser() -> Iterator[Chrome]:
         yield found
 
 
+FIGURES = {
+    "compare": 4,
+    "what-if": 1,
+    "grid": 1,
+    "sweep": 2,
+    "simulate": 7,
+    "search": 2,
+    "collective": 1,
+    "tolerance": 2,
+    "topology": 1,
+    "lab": 3,
+}
+"""Kinds of page, and how many figures each has."""
+HERE = ("--cluster", "4x1xV100@7Gbps")
+_TOLERANCE = ("--seeds", "2", "--rounds", "8", "--evaluations", "2", "--grid", "0", "2%", "1")
+COMMANDS = {
+    "what-if": ("what-if", "alexnet", *HERE, "--changes", "rate=14Gbps", "batch=64"),
+    "grid": ("grid", "alexnet", "star:4@1Gbps", "torus:2x2@1Gbps", "--schedules", "ddp", "fifo"),
+    "sweep": ("sweep", "sweep.toml"),
+    "collective": ("collective", "bigraph:4x2@100Gbps"),
+    "tolerance": ("tolerance", "build.py:build", *_TOLERANCE),
+}
+"""Kinds of page that a command writes here in a moment."""
+BUILD = """
+import torch
+
+class Made:
+    def __init__(self, seed):
+        torch.manual_seed(seed)
+        self.model = torch.nn.Linear(2, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        self.batches = [torch.randn(8, 2)]
+
+    def loss(self, model, batch):
+        return model(batch).square().mean()
+
+    def evaluate(self, model):
+        return -self.loss(model, self.batches[0])
+
+def build(seed):
+    return Made(seed)
+"""
+SWEEP = """
+workloads = ["alexnet"]
+schedules = ["ddp", "fifo"]
+[[clusters]]
+notation = "{hosts}x1xV100@{rate}"
+axes = { hosts = [2, 4], rate = ["1Gbps", "10Gbps"] }
+"""
+
+
 @pytest.fixture(scope="module")
 def pages(comparison: Comparison, done: Simulated, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
+    (folder / "build.py").write_text(BUILD)
+    (folder / "sweep.toml").write_text(SWEEP)
     texts = {
         "compare": comparison_page(comparison, "foretrain compare alexnet"),
         "simulate": simulation_page(SimulationFindings(done, tokens=9000)),
         "topology": topology_page(topology("torus:3x3@1Gbps")),
+        "lab": lab_page(measured(), "foretrain lab compare alexnet"),
     }
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text, "utf-8")
     bill = bill_of("H100", 16, 2.5, Failures(3600.0, 0.0, 300.0, rate=1e9))
     recipes.page(SearchResult(searched(folder)[0], "dgx-h100:2", 16, bill=bill), folder / "search.html")
-    return {name: folder / f"{name}.html" for name in (*texts, "search")}
+    for name, command in COMMANDS.items():
+        ended = foretrain(*command, "--html", f"{name}.html", cwd=folder)
+        assert ended.returncode == 0, ended.stderr
+    return {name: folder / f"{name}.html" for name in FIGURES}
 
 
-@pytest.mark.parametrize(("name", "figures"), [("compare", 4), ("simulate", 7), ("topology", 1), ("search", 2)])
+def test_every_command_that_writes_a_page_is_here():
+    page = (Path(__file__).parents[2] / "docs" / "reports.md").read_text("utf-8")
+    listed = re.findall(r"`([a-z -]+)`", page.split("writes one page:")[1].split(".")[0])
+    assert sorted(listed) == sorted(
+        {"topology": "topology show", "lab": "lab compare"}.get(one, one) for one in FIGURES
+    )
+
+
+@pytest.mark.parametrize(("name", "figures"), FIGURES.items())
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_every_width_shows_every_figure_without_overflow(browser, pages, name: str, figures: int, dark: bool):
     for width, height in SIZES:
         resize(browser, width, height, dark=dark)
         browser.get(pages[name].as_uri())
-        assert draw_all(browser) == figures
+        assert draw_all(browser) == len(browser.find_elements("class name", "figure")) == figures
         assert overflow(browser) == 0, width
         assert cut_texts(browser) == [], width
     assert console(browser) == []
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("name", ["compare", "simulate", "topology", "search"])
+@pytest.mark.parametrize("name", FIGURES)
 def test_axe_has_no_serious_findings(browser, pages, name: str, dark: bool):
     resize(browser, 1280, dark=dark)
     browser.get(pages[name].as_uri())
