@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import foretrain as ft
 from foretrain.explore import Explorer, Opened, Question, opened
 from foretrain.report.findings import SimulationFindings, numbers
+from foretrain.report.kineto import write_trace
 from foretrain.units import format_time
 from foretrain.workload import save, zoo
 from tests.browser import chromium, console, cut_texts, findings, overflow, resize
@@ -42,6 +44,17 @@ def page(browser, explorer) -> Chrome:
     browser.get(explorer.url)
     shown(browser, "rate=7.0")
     return browser
+
+
+@contextmanager
+def explored(browser, source: Opened, first: Question) -> Iterator[None]:
+    """Open an explorer's page, and leave it before the explorer ends, so that no question is left without answer."""
+    with Explorer(source, first) as found:
+        browser.get(found.url)
+        try:
+            yield
+        finally:
+            browser.get("about:blank")
 
 
 def wait(browser, script: str) -> None:
@@ -205,8 +218,7 @@ def test_controls_without_effect_on_a_recorded_workload_say_so(browser, tmp_path
     path = tmp_path / "recorded.toml"
     save(zoo("alexnet", batch=16), path)
     source, model = opened(str(path))
-    with Explorer(source, Question(model=model)) as found:
-        browser.get(found.url)
+    with explored(browser, source, Question(model=model)):
         shown(browser, "model=file")
         for name in ("gpu", "batch"):
             one = browser.find_element("name", name)
@@ -241,15 +253,18 @@ def console_without_refusals(browser) -> list[str]:
     return [one for one in console(browser) if "400" not in one]
 
 
-def test_perfetto_gets_the_trace_in_one_click(page):
-    script = """window.got = [];
+FAKE_PERFETTO = """window.got = [];
       window.open = place => { const frame = document.createElement('iframe'); document.body.append(frame);
         const there = frame.contentWindow;
         there.postMessage = message => { if (message === 'PING') window.dispatchEvent(
             new MessageEvent('message', {data: 'PONG', source: there}));
           else window.got.push([place, message.perfetto.title, new TextDecoder().decode(message.perfetto.buffer)]); };
         return there; };"""
-    page.execute_script(script)
+"""Perfetto's side of handing a trace over, without the network."""
+
+
+def test_perfetto_gets_the_trace_in_one_click(page):
+    page.execute_script(FAKE_PERFETTO)
     page.find_element("id", "perfetto").click()
     wait(page, "window.got.length")
     ((place, title, text),) = page.execute_script("return window.got")
@@ -259,16 +274,34 @@ def test_perfetto_gets_the_trace_in_one_click(page):
     assert {re.match(r"\w+", name)[0] for name in processes} == {"ddp", "prophet"}
 
 
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_a_finished_simulation_opens_its_trace_in_perfetto(browser, tmp_path, name: str):
+    done, path = simulated(), tmp_path / "result.json"
+    traces = [str(one) for one in write_trace(done.trace, tmp_path / name)]
+    path.write_text(json.dumps(numbers(SimulationFindings(done)) | {"traces": traces}))
+    with explored(browser, opened(str(path))[0], FIRST):
+        shown(browser, "rate=7.0")
+        browser.execute_script(FAKE_PERFETTO)
+        browser.find_element("id", "perfetto-simulation").click()
+        wait(browser, "window.got.length")
+        ((_, title, text),) = browser.execute_script("return window.got")
+        assert "an iteration on dgx-h100:1" in title
+        assert any(event.get("name") == "aten::mm" for event in json.loads(text)["traceEvents"])
+        assert console(browser) == []
+
+
 def test_a_finished_simulation_shows_memory_over_time(browser, tmp_path):
     path = tmp_path / "result.json"
     path.write_text(json.dumps(numbers(SimulationFindings(simulated()))))
-    with Explorer(opened(str(path))[0], FIRST) as found:
-        browser.get(found.url)
+    with explored(browser, opened(str(path))[0], FIRST):
         shown(browser, "rate=7.0")
         panel = browser.find_element("id", "panel-simulation")
         assert panel.is_displayed()
         assert not browser.find_element("id", "scenario").is_displayed()
         assert "memory over the last step" in panel.text
+        button = browser.find_element("id", "perfetto-simulation")
+        assert not button.is_enabled()
+        assert "--trace" in button.get_attribute("title")
         inked = """return [...document.querySelectorAll('#panel-simulation canvas')].map(c =>
           c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(value => value))"""
         assert browser.execute_script(inked) == [True] * 4

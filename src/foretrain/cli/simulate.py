@@ -312,11 +312,13 @@ def _experts_curve(done: Simulated, simulated: Callable[..., Simulated]) -> tupl
 
 def _write(found: SimulationFindings, stock: Simulated | None, options: SimulateOptions) -> Iterator[Path]:
     """Write the requested files; yield their paths."""
+    traces: list[Path] = []
     if options.trace:
         from foretrain.report.kineto import write_trace
 
         forecast = found.forecast
-        yield from write_trace(found.done.trace, options.trace, world=forecast.world, device=forecast.device)
+        traces = write_trace(found.done.trace, options.trace, world=forecast.world, device=forecast.device)
+        yield from traces
     if options.html:
         from foretrain.report.simulation_page import page
 
@@ -328,7 +330,8 @@ def _write(found: SimulationFindings, stock: Simulated | None, options: Simulate
         document = (
             numbers(found) if stock is None else comparison_numbers(SimulationFindings(stock, options.tokens), found)
         )
-        write_json(options.json, document)
+        # The explorer opens them from there.
+        write_json(options.json, document | {"traces": [str(path.resolve()) for path in traces]})
         yield options.json
     if options.record_operators:
         yield options.record_operators

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -312,6 +313,21 @@ def results(source: Opened) -> str:
     return "{" + ",".join(f"{json.dumps(kind)}:{text}" for kind, text in made.items()) + "}"
 
 
+def result_trace(source: Opened) -> bytes:
+    """Return the trace of the finished simulation's first live rank, where ``foretrain simulate --trace`` wrote it."""
+    named = source.results.get("simulation", {}).get("traces") or [""]
+    remedy = "simulate again with --json and --trace, and leave the files where they are"
+    try:
+        found = Path(named[0]).read_bytes()
+        text = gzip.decompress(found) if named[0].endswith(".gz") else found
+    except (OSError, EOFError) as error:
+        raise ConfigError("trace", named[0], f"cannot be read ({error})", remedy) from None
+    # Another's result might name any file.
+    if b'"traceEvents"' not in text:
+        raise ConfigError("trace", named[0], "is no trace", remedy)
+    return text
+
+
 def _joined(document: Mapping[str, Any], figures: Mapping[str, Figure]) -> str:
     drawn = ",".join(f"{json.dumps(name)}:{figure.to_json()}" for name, figure in figures.items())
     return json.dumps(document)[:-1] + f', "figures":{{{drawn}}}}}'
@@ -350,6 +366,7 @@ def _simulation(found: Mapping[str, Any]) -> str:
     time, low, high = (format_time(time * SECOND) for time in (found["iteration_time"], *found["iteration_interval"]))
     document = {
         "title": f"{time} (95 %: {low} to {high}) an iteration on {found['cluster']}",
+        "trace": bool(found.get("traces")),
         "steps": {"rank": ranks[0]["rank"], "seconds": ranks[0]["steps"]},
     }
     drawn = {"step account": account, "memory at its peak": memory}

@@ -174,6 +174,14 @@ async function addResults(kinds) {
     const head = document.createElement("h2");
     head.textContent = result.title;
     panel.append(head);
+    if ("trace" in result) {
+      const button = document.createElement("button");
+      Object.assign(button, {type: "button", className: "button", id: "perfetto-" + kind, textContent: "open in Perfetto"});
+      button.disabled = !result.trace;
+      button.title = result.trace ? "" : "no trace: simulate with --json and --trace together";
+      button.addEventListener("click", () => perfetto(result.title, () => fetched("/results/trace")));
+      panel.append(button);
+    }
     $("results").append(panel);
     for (const [name, figure] of Object.entries(result.figures)) {
       const title = document.createElement("h3"), node = document.createElement("div");
@@ -193,8 +201,9 @@ $("copy-command").addEventListener("click", event => copy(event.target, answer.c
 $("copy-python").addEventListener("click", event => copy(event.target, answer.python));
 $("link").addEventListener("click", event => copy(event.target, location.href));
 // Page or trace of the answer that is shown, tuned or not.
-async function made(what) {
-  const response = await fetch(`${answer.tuned ? "/tuned" : ""}/${what}?${answer.query}`);
+const made = what => fetched(`${answer.tuned ? "/tuned" : ""}/${what}?${answer.query}`);
+async function fetched(path) {
+  const response = await fetch(path);
   if (!response.ok) throw new Error((await response.json()).error);
   return response;
 }
@@ -212,12 +221,11 @@ $("save").addEventListener("click", async () => {
   URL.revokeObjectURL(link.href);
 });
 // Perfetto takes a trace from another window once it has answered PONG: https://perfetto.dev/docs/visualization/deep-linking-to-perfetto-ui
-$("perfetto").addEventListener("click", async () => {
+async function perfetto(title, trace) {
   const place = "https://ui.perfetto.dev", there = window.open(place);
   if (!there) { $("state").textContent = "The browser does not let this page open a window."; return; }
-  const title = `${answer.workload}: ${answer.schedules.join(", ")}`;
   let buffer;
-  try { buffer = await (await made("trace")).arrayBuffer(); } catch (error) { return complain(error); }
+  try { buffer = await (await trace()).arrayBuffer(); } catch (error) { return complain(error); }
   const asking = setInterval(() => there.postMessage("PING", place), 100);
   const stop = setTimeout(() => clearInterval(asking), 60000);
   addEventListener("message", function answered(event) {
@@ -227,7 +235,9 @@ $("perfetto").addEventListener("click", async () => {
     removeEventListener("message", answered);
     there.postMessage({perfetto: {buffer, title}}, place);
   });
-});
+}
+$("perfetto").addEventListener("click",
+  () => perfetto(`${answer.workload}: ${answer.schedules.join(", ")}`, () => made("trace")));
 $("slider").addEventListener("input", () => {
   control("rate").value = Number((10 ** +$("slider").value).toPrecision(3));
   slide();

@@ -174,6 +174,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(200, json.dumps(explorer.choices()))
         if path == "/results":
             return self._send(200, answers.results(explorer.source))
+        if path == "/results/trace":
+            return self._send(200, answers.result_trace(explorer.source).decode())
         if path == "/answer":
             return self._send(200, answers.answer(Question.of(query, explorer.source), explorer.source))
         if path == "/trace":
