@@ -103,8 +103,9 @@ never seen. Of all {count} runs, intervals hold {interval_coverage:.1%}; "held" 
 Constants and ranges come from the same runs that they are compared with.
 :::
 
-In five folds they do not: each fold's intervals have ranges of the other four. The last column says what further constants, one for each stack and GPU, would
-gain: the mean error of each fold if the median of the other four had corrected it.
+In five folds they do not: each fold's intervals have ranges of the other four. The last column says what further
+constants, one for each stack and GPU, would gain: the mean error of each fold if the median of the other four had
+corrected it.
 
 {folds}
 
