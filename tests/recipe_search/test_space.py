@@ -72,6 +72,9 @@ def test_a_flag_in_the_command_line_fixes_a_value():
         ({}, (*SCRIPT, "{ep}"), "script: '{ep}' is unknown"),
         ({}, SCRIPT[:-1], "values.recompute: .* is used nowhere in the command line"),
         ({"short": {"batch": "dp / 3"}}, SCRIPT, "is no whole number"),
+        ({"tokens": "batch * (2 - tp)"}, SCRIPT, r"tokens: 'batch \* \(2 - tp\)' gives 0 for tp=2, pp=1, .*write what"),
+        ({"tokens": "-batch"}, SCRIPT, "tokens: '-batch' gives -64 for tp=1, .*write what is more than 0"),
+        ({"tokens": "recompute"}, SCRIPT, "tokens: 'recompute' gives '' for tp=1"),
     ],
 )  # fmt: skip
 def test_a_wrong_space_is_refused(change, script, words):

@@ -66,7 +66,7 @@ class SearchResult:
 
 def step_time(account: Account, recipe: Recipe) -> float:
     """Return the seconds of a step; of a token where the space says how many a step has."""
-    return account.time / (recipe.tokens or 1.0)
+    return account.time / recipe.work
 
 
 def search(
@@ -191,7 +191,7 @@ def _objective(goal: Goal, bill: Bill) -> Objective:
     if goal == "energy" and bill.watts is None:
         raise ConfigError("goal", goal, f"needs the power of {bill.device}, which is not known", "take another goal")
     counted = bill.money if goal == "cost" else bill.joules
-    return lambda account, recipe: (counted(account) or 0.0) / (recipe.tokens or 1.0)
+    return lambda account, recipe: (counted(account) or 0.0) / recipe.work
 
 
 def _gpus_per_server(where: Deployment) -> int:

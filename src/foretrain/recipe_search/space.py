@@ -118,7 +118,7 @@ class Recipe:
         values: of the names that vary.
         names: all names, derived ones included.
         argv: the script with its arguments.
-        tokens: of a step, over all GPUs; None where the space does not say.
+        tokens: of a step, over all GPUs, more than 0; None where the space does not say.
     """
 
     number: int
@@ -126,6 +126,11 @@ class Recipe:
     names: Names
     argv: tuple[str, ...]
     tokens: float | None
+
+    @property
+    def work(self) -> float:
+        """Return the tokens of a step, for what is counted by the token; 1 where the space does not say them."""
+        return 1.0 if self.tokens is None else self.tokens
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={value if value != '' else 'none'}" for name, value in self.values.items())
@@ -324,16 +329,26 @@ def expand(file: SpaceFile, script: Sequence[str], world: int, gpus: int) -> Rec
         )  # fmt: skip
     several = tuple(name for name, values in axes.items() if len(values) > 1)
     varying = tuple(name for name in several if len({names[name] for names in fitting}) > 1) or several
-    recipes = tuple(
-        Recipe(number, {name: names[name] for name in varying}, names, _argv(words, names), _tokens(file, names))
-        for number, names in enumerate(fitting)
-    )
+    recipes = tuple(_recipe(number, file, words, names, varying) for number, names in enumerate(fitting))
     return RecipeSpace(recipes, points, dict(excluded), varying, file, tuple(words))
 
 
-def _tokens(file: SpaceFile, names: Names) -> float | None:
-    """Return the tokens of a step."""
-    return None if file.tokens is None else float(evaluate(file.tokens, names, "tokens"))
+def _recipe(number: int, file: SpaceFile, words: Sequence[str], names: Names, shown: Iterable[str]) -> Recipe:
+    """Return the recipe with these ``names``, of which it is called by the values of ``shown``."""
+    values = {name: names[name] for name in shown}
+    return Recipe(number, values, names, _argv(words, names), _tokens(file, names, values))
+
+
+def _tokens(file: SpaceFile, names: Names, values: Names) -> float | None:
+    """Return the tokens of a step. Raises ConfigError, with the recipe's ``values``, where they are not positive."""
+    if file.tokens is None:
+        return None
+    found = evaluate(file.tokens, names, "tokens")
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < math.inf:
+        recipe = ", ".join(f"{name}={_text(value)}" for name, value in values.items())
+        problem = f"gives {found!r}{f' for {recipe}' if recipe else ''}"
+        raise ConfigError("tokens", file.tokens, problem, "write what is more than 0, or exclude that by require")
+    return float(found)
 
 
 def evaluate(text: str, names: Names, field: str) -> Any:
