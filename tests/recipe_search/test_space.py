@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from foretrain.errors import ConfigError
 from foretrain.recipe_search.space import PRESETS, declared, evaluate, expand
@@ -59,7 +60,7 @@ def test_a_flag_in_the_command_line_fixes_a_value():
 @pytest.mark.parametrize(
     ("change", "script", "words"),
     [
-        ({"require": ["tp > 8"]}, SCRIPT, "none meets all conditions: 12 fail 'tp > 8'"),
+        ({"require": ["tp > 8"]}, SCRIPT, "none meets all conditions: 12 would without 'tp > 8'"),
         ({"require": ["tq > 8"]}, SCRIPT, "require: 'tq' is unknown; did you mean 'tp'"),
         ({"require": ["__import__('os')"]}, SCRIPT, "is not allowed in an expression"),
         ({"require": ["tp >"]}, SCRIPT, "is no expression"),
@@ -84,6 +85,37 @@ def test_a_wrong_space_is_refused(change, script, words):
 
     with pytest.raises(ConfigError, match=words):
         used()
+
+
+def test_a_space_without_a_recipe_names_the_conditions_without_which_most_points_would_be_one():
+    words = ("train.py", "--global-batch-size", "500", "--seq-length", "4096", "--num-layers", "61")
+    file = declared("megatron")
+    with pytest.raises(ConfigError, match="none meets all conditions") as refused:
+        expand(file, words, world=64, gpus=8)
+    # Stages of 61 layers, or 500 sequences over 8 GPUs or more with their data: not the experts of a dense model.
+    without = [
+        (file.require[at], len(expand(structs.replace(file, require=file.require[:at] + file.require[at + 1 :]),
+                                      words, 64, 8).recipes)) for at in (5, 6)
+    ]  # fmt: skip
+    for rule, count in without:
+        assert f"{count} would without '{rule}'" in str(refused.value)
+    assert "experts" not in refused.value.problem
+
+
+def test_conditions_that_leave_no_recipe_only_together_are_named_together():
+    file = declared({"values": {"tp": [1, 2, 4]}, "require": ["tp > 8", "world % tp == 0", "tp < 1"]})
+    with pytest.raises(ConfigError, match="conditions: 2 would without 'tp > 8' and 'tp < 1'; widen"):
+        expand(file, ("train.py", "{tp}"), world=2, gpus=2)
+
+
+def test_a_condition_guards_those_behind_it():
+    values = {"tp": [1, 4]}, {"dp": "world // tp"}
+    file = declared({"values": values[0], "derived": values[1], "require": ["dp >= 1", "8 % dp == 0"]})
+    space = expand(file, ("train.py", "{tp}"), world=2, gpus=2)
+    assert [recipe.values["tp"] for recipe in space.recipes] == [1]
+    assert space.excluded == {"dp >= 1": 1, "8 % dp == 0": 1}
+    with pytest.raises(ConfigError, match="cannot be computed"):
+        expand(structs.replace(file, require=file.require[::-1]), ("train.py", "{tp}"), world=2, gpus=2)
 
 
 def test_a_recipe_is_found_by_the_values_that_tell_it_from_others():

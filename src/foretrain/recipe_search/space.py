@@ -61,6 +61,8 @@ Rule: TypeAlias = str | Callable[[Names], object]
 
 PRESETS = Path(__file__).parent / "presets"
 """Spaces of known frameworks, a file each."""
+_NAMED = 3
+"""Conditions to name at most, of those that leave no recipe."""
 _GIVEN = ("world", "gpus", "recipe")
 _PLACE = re.compile(r"\{([A-Za-z_]\w*)\}")
 _FUNCTIONS: dict[str, Any] = {"min": min, "max": max, "ceil": math.ceil, "gcd": math.gcd, "abs": abs, "int": int}
@@ -158,7 +160,7 @@ class RecipeSpace:
     Attributes:
         recipes: that meet all conditions.
         points: how many there are with those that do not.
-        excluded: how many points each condition excludes, the first that fails counted.
+        excluded: how many points fail each condition; a point may fail several.
         varying: names with several values among the recipes.
         file: what it was declared as.
     """
@@ -311,26 +313,36 @@ def expand(file: SpaceFile, script: Sequence[str], world: int, gpus: int) -> Rec
     axes = {name: _listed(value) for name, value in file.values.items() if name not in fixed}
     _check_used(file, axes, words)
     fitting: list[dict[str, Value]] = []
-    excluded: Counter[str] = Counter()
+    excluded: Counter[tuple[str, ...]] = Counter()  # by all conditions that a point fails
     points = 0
     for values in product(*axes.values()):
         points += 1
         chosen = dict(zip(axes, values, strict=True))
         names = _names(file, {"world": world, "gpus": gpus, **fixed, **chosen})
-        if (rule := _violated(file.require, names)) is not None:
-            excluded[rule] += 1
+        if violated := _violated(file.require, names):
+            excluded[violated] += 1
         else:
             fitting.append(names)
     if not fitting:
-        rule, count = excluded.most_common(1)[0]
         raise ConfigError(
-            "space", ", ".join(axes), f"has {points:,} points, and none meets all conditions: {count:,} fail {rule!r}, "
-            "the first that they fail", "widen the values, or see whether that condition is meant so",
+            "space", ", ".join(axes), f"has {points:,} points, and none meets all conditions: {_nearest(excluded)}",
+            "widen the values, or see whether the conditions are meant so",
         )  # fmt: skip
     several = tuple(name for name, values in axes.items() if len(values) > 1)
     varying = tuple(name for name in several if len({names[name] for names in fitting}) > 1) or several
     recipes = tuple(_recipe(number, file, words, names, varying) for number, names in enumerate(fitting))
-    return RecipeSpace(recipes, points, dict(excluded), varying, file, tuple(words))
+    by_rule: Counter[str] = Counter()
+    for violated, count in excluded.items():
+        by_rule.update(dict.fromkeys(violated, count))
+    return RecipeSpace(recipes, points, dict(by_rule), varying, file, tuple(words))
+
+
+def _nearest(excluded: Mapping[tuple[str, ...], int]) -> str:
+    """Return without which conditions most points would be recipes: as few conditions at once as possible."""
+    fewest = min(map(len, excluded))
+    counts = sorted(((count, rules) for rules, count in excluded.items() if len(rules) == fewest), reverse=True)
+    texts = [f"{count:,} would without {' and '.join(map(repr, rules))}" for count, rules in counts[:_NAMED]]
+    return ", ".join(texts)
 
 
 def _recipe(number: int, file: SpaceFile, words: Sequence[str], names: Names, shown: Iterable[str]) -> Recipe:
@@ -388,20 +400,25 @@ def _names(file: SpaceFile, names: Names, kept: frozenset[str] = frozenset()) ->
     return found
 
 
-def _violated(rules: Iterable[Rule], names: Names) -> str | None:
-    """Return the first rule that ``names`` violate."""
+def _violated(rules: Iterable[Rule], names: Names) -> tuple[str, ...]:
+    """Return the rules that ``names`` violate, in their order; raise ConfigError where one cannot be computed.
+
+    Behind a violated rule it counts as violated instead: ``dp >= 1`` may guard what divides by ``dp``.
+    """
+    violated: list[str] = []
     for rule in rules:
-        if callable(rule):
-            name = getattr(rule, "__name__", "a function")
-            try:
-                holds = rule(names)
-            except Exception as error:
-                raise ConfigError("require", name, f"fails: {error!r}", "correct that function") from error
-            if not holds:
-                return name
-        elif not evaluate(rule, names, "require"):
-            return rule
-    return None
+        text = rule if isinstance(rule, str) else getattr(rule, "__name__", "a function")
+        try:
+            holds = evaluate(rule, names, "require") if isinstance(rule, str) else rule(names)
+        except Exception as error:
+            if not violated and isinstance(error, ConfigError):
+                raise
+            if not violated:
+                raise ConfigError("require", text, f"fails: {error!r}", "correct that function") from error
+            holds = False
+        if not holds:
+            violated.append(text)
+    return tuple(violated)
 
 
 def _read_flags(words: Sequence[str], flags: Mapping[str, str | list[str]]) -> tuple[list[str], dict[str, Value]]:
