@@ -232,8 +232,26 @@ def test_what_failed_is_tried_again_when_a_search_goes_on(tmp_path: Path) -> Non
 
 def test_a_flag_that_the_script_does_not_know_ends_the_search_early(tmp_path: Path) -> None:
     refused = "train.py: error: unrecognized arguments: --tp"
-    with pytest.raises(NoRecipe, match=r"the first 6 recipes fail in the same words: .*unrecognized"):
+    with pytest.raises(NoRecipe, match=r"8 recipes, with every value of tp, pp, mbs, fail in the same words: .*unrec"):
         searched(tmp_path, lambda run: RunResult(run.id, "invalid", reason=refused))
+
+
+@pytest.mark.parametrize("valid", [(1, 2, 4), (4,)])
+def test_a_value_that_the_script_refuses_does_not_end_the_search(tmp_path: Path, valid: tuple[int, ...]) -> None:
+    space = {
+        "values": {"tp": [1, 2, 4, 8], "pp": [1, 2], "mbs": [1, 2, 4]}, "flags": {"batch": "--batch"},
+        "memory": {"grows": ["mbs"], "shrinks": ["tp"]},
+    }  # fmt: skip
+
+    def answer(run: RecipeRun) -> RunResult:
+        tp = int(run.argv[4])
+        reason = f"ValueError: 4 key-value heads cannot be divided over tp={tp}"
+        return simulated(run) if tp in valid else RunResult(run.id, "invalid", reason=reason)
+
+    found, pool = searched(tmp_path, answer, space)
+    assert {run.argv[4] for run in pool.asked[:6]} == {"8"}  # those that need least memory come first
+    assert {one.recipe.values["tp"] for one in found.candidates if one.status == "whole"} == {*valid}
+    assert {one.recipe.values["tp"] for one in found.candidates if one.status == "invalid"} == {1, 2, 4, 8} - {*valid}
 
 
 def test_a_space_in_which_nothing_fits_says_what_kills_most(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -37,7 +38,7 @@ from foretrain.errors import ForetrainError
 from foretrain.experiments.execution import Pool
 from foretrain.experiments.result_store import ResultStore
 from foretrain.recipe_search.evaluation import Account, RecipeRun, RunResult, RunSetting, run
-from foretrain.recipe_search.space import Recipe, RecipeSpace, ShortRun
+from foretrain.recipe_search.space import Recipe, RecipeSpace, ShortRun, Value
 
 Status = Literal["open", "estimated", "whole", "invalid", "memory", "beaten"]
 Objective = Callable[[Account, Recipe], float]
@@ -57,7 +58,7 @@ _MEMORY_MARGIN = 1.05
 _SHOWN = 3
 """Recipes to run whole at least."""
 _SAME_FAILURE = 6
-"""Recipes that must fail in the same words, numbers apart, for the command line to be what is wrong."""
+"""Recipes that must fail in the same words, numbers apart, to look whether those with other values fail as well."""
 
 
 class NoRecipe(ForetrainError):
@@ -168,6 +169,7 @@ class Search:
         self._also = {recipe.number for recipe in also}
         self._deadline, self._progress, self._scratch = deadline, progress, scratch
         self.candidates = tuple(RecipeState(recipe, space.short_runs(recipe)) for recipe in space.recipes)
+        self._handed_out: Counter[tuple[str, Value]] = Counter()  # values of names, by how often they were simulated
         self._errors: list[float] = []
         self._runs, self._cpu, self._late = 0, 0.0, False
 
@@ -263,13 +265,24 @@ class Search:
         self, runs: Mapping[str, RecipeRun], asked: Mapping[str, list[tuple[RecipeState, int]]]
     ) -> Iterator[RecipeRun]:
         """Yield runs as workers are free, but for those that what has been learnt makes needless."""
-        for name, made in runs.items():
+        left = dict(runs)
+        while left:
             if time.monotonic() > self._deadline:
                 self._late = True
                 return
+            name = next(iter(left))
+            if self._alike_failures():  # whether others work is seen soonest of those that differ most
+                name = min(left, key=lambda each: self._repeats(asked[each][0][0]))
+            made = left.pop(name)
             wanted = [candidate for candidate, _ in asked[name] if not self._needless(candidate)]
             if wanted:
+                self._handed_out.update(wanted[0].recipe.values.items())
                 yield made
+
+    def _repeats(self, candidate: RecipeState) -> tuple[int, int]:
+        """Return a key that is least for a recipe with most values that were not simulated yet, else the rarest."""
+        counts = [self._handed_out[value] for value in candidate.recipe.values.items()]
+        return -counts.count(0), sum(counts)
 
     def _run_of(self, candidate: RecipeState, piece: int) -> RecipeRun:
         steps = self._space.file.steps
@@ -368,14 +381,22 @@ class Search:
     def _ranked(self, status: Status = "whole") -> list[RecipeState]:
         return sorted((one for one in self.candidates if one.status == status), key=self._value)
 
-    def _check_failures(self) -> None:
-        """Raise NoRecipe where the first recipes all failed in the same words."""
+    def _alike_failures(self) -> list[RecipeState]:
+        """Return the recipes that failed, where they are several, in the same words, and nothing else was found."""
         failed = [one for one in self.candidates if one.status == "invalid"]
         others = any(one.pieces or one.status in ("memory", "whole") for one in self.candidates)
         if len(failed) < min(_SAME_FAILURE, len(self.candidates)) or others:
-            return
-        if len({re.sub(r"\d+", "", one.reason) for one in failed}) == 1:
-            raise NoRecipe(f"the first {len(failed)} recipes fail in the same words: {failed[0].reason}")
+            return []
+        return failed if len({re.sub(r"\d+", "", one.reason) for one in failed}) == 1 else []
+
+    def _check_failures(self) -> None:
+        """Raise NoRecipe where all that was simulated failed in the same words, every value of a name among it."""
+        failed = self._alike_failures()
+        untried = {value for one in self.candidates for value in one.recipe.values.items()}
+        untried -= {value for one in failed for value in one.recipe.values.items()}
+        if failed and not untried:
+            names = f", with every value of {', '.join(self._space.varying)}," if self._space.varying else ""
+            raise NoRecipe(f"{len(failed)} recipes{names} fail in the same words: {failed[0].reason}")
 
     def _found(self) -> SearchFindings:
         ranked = self._ranked() or self._ranked("estimated")
