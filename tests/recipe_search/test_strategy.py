@@ -268,6 +268,25 @@ def test_a_flag_that_makes_no_difference_is_warned_of(tmp_path: Path) -> None:
     assert found.warnings == ("mbs makes no difference: its values 1, 2, 4 gave identical simulations; is it ignored?",)
 
 
+def test_values_that_a_script_does_not_tell_apart_are_warned_of_beside_others_that_it_does(tmp_path: Path) -> None:
+    def ignoring(run: RecipeRun) -> RunResult:
+        found = account(512, int(run.argv[4]), int(run.argv[6]), max(int(run.argv[8]), 2))
+        return RunResult(run.id, "done", found, usable=int(80 * GIB))
+
+    found, _ = searched(tmp_path, ignoring, exhaustive=True)
+    assert found.warnings == ("mbs: 1 and 2 gave identical simulations; does the script tell them apart?",)
+
+
+def test_values_that_differ_once_are_not_warned_of(tmp_path: Path) -> None:
+    def differing(run: RecipeRun) -> RunResult:
+        tp, pp, mbs = (int(run.argv[place]) for place in (4, 6, 8))
+        found = account(512, tp, pp, mbs if (tp, pp) == (2, 2) else 1)
+        return RunResult(run.id, "done", found, usable=int(80 * GIB))
+
+    found, _ = searched(tmp_path, differing, exhaustive=True)
+    assert found.warnings == ()
+
+
 def test_a_budget_ends_a_search_with_what_it_has(tmp_path: Path) -> None:
     with pytest.raises(NoRecipe, match="the budget was over after 0 simulations"):
         searched(tmp_path, deadline=0.0)

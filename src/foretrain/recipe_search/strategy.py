@@ -30,6 +30,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Literal
 
 import msgspec
@@ -439,22 +440,41 @@ class Search:
             yield "steps contain a checkpoint in every step that counts: let the script save later, or set more steps"
 
     def _ignored(self) -> Iterator[str]:
-        """Yield a warning for each name whose values make no difference at all, as far as they were simulated."""
+        """Yield a warning for each name of which values make no difference at all, as far as they were simulated."""
         for name in self._space.varying:
+            alike: dict[tuple[Value, Value], bool] = {}  # of two values that were compared, whether always
             groups: dict[object, list[RecipeState]] = {}
             for one in self.candidates:
                 if one.account is not None:
                     others = tuple(value for key, value in one.recipe.values.items() if key != name)
                     groups.setdefault((others, one.status), []).append(one)
-            several = [group for group in groups.values() if len(group) > 1]
-            if several and all(_alike(group) for group in several):
-                values = ", ".join(dict.fromkeys(str(one.recipe.values[name]) for one in several[0]))
-                yield f"{name} makes no difference: its values {values} gave identical simulations; is it ignored?"
+            for one, other in (pair for group in groups.values() for pair in combinations(group, 2)):
+                pair = one.recipe.values[name], other.recipe.values[name]
+                alike[pair] = alike.get(pair, True) and one.account == other.account
+            compared = dict.fromkeys(value for pair in alike for value in pair)
+            for same in _classes(compared, alike):
+                values = [str(value) or "none" for value in same]
+                if len(same) == len(compared):
+                    yield (
+                        f"{name} makes no difference: its values {', '.join(values)} gave identical simulations; "
+                        "is it ignored?"
+                    )
+                else:
+                    yield f"{name}: {' and '.join(values)} gave identical simulations; does the script tell them apart?"
 
 
-def _alike(group: Sequence[RecipeState]) -> bool:
-    """Return whether all candidates launched and took exactly the same."""
-    return len({repr(one.account) for one in group}) == 1
+def _classes(values: Iterable[Value], alike: Mapping[tuple[Value, Value], bool]) -> list[list[Value]]:
+    """Return groups of several values of which each is alike to one before it, and different from none."""
+    found: list[list[Value]] = []
+    for value in values:
+        for group in found:
+            known = [alike[pair] for one in group for pair in ((one, value), (value, one)) if pair in alike]
+            if known and all(known):
+                group.append(value)
+                break
+        else:
+            found.append([value])
+    return [group for group in found if len(group) > 1]
 
 
 def _rank(space: RecipeSpace, name: str, value: object) -> float:
