@@ -292,6 +292,16 @@ def test_a_budget_ends_a_search_with_what_it_has(tmp_path: Path) -> None:
         searched(tmp_path, deadline=0.0)
 
 
+def test_with_a_budget_and_without_smaller_runs_the_first_recipes_have_all_values(tmp_path: Path) -> None:
+    space = {key: SPACE[key] for key in ("values", "derived", "require", "flags", "tokens", "memory")}
+    _, pool = searched(tmp_path / "a", space=space)
+    assert {run.argv[8] for run in pool.asked[:10]} == {"1"}  # what needs least memory is first
+    found, pool = searched(tmp_path / "b", space=space, deadline=math.nextafter(math.inf, 0.0))
+    for place, values in ((4, [1, 2, 4, 8]), (6, [1, 2, 4]), (8, [1, 2, 4])):
+        assert {run.argv[place] for run in pool.asked[:4]} == {str(value) for value in values}
+    assert len(pool.asked) == len(found.ranked) == len(found.candidates)
+
+
 def test_a_budget_without_a_whole_simulation_gives_extended_ones(tmp_path: Path, monkeypatch) -> None:
     clock = iter(range(10_000))
     monkeypatch.setattr("time.monotonic", lambda: next(clock))

@@ -170,6 +170,7 @@ class Search:
         self._also = {recipe.number for recipe in also}
         self._deadline, self._progress, self._scratch = deadline, progress, scratch
         self.candidates = tuple(RecipeState(recipe, space.short_runs(recipe)) for recipe in space.recipes)
+        self._spread = deadline < float("inf") and not any(one.shorts for one in self.candidates)
         self._handed_out: Counter[tuple[str, Value]] = Counter()  # values of names, by how often they were simulated
         self._errors: list[float] = []
         self._runs, self._cpu, self._late = 0, 0.0, False
@@ -272,7 +273,9 @@ class Search:
                 self._late = True
                 return
             name = next(iter(left))
-            if self._alike_failures():  # whether others work is seen soonest of those that differ most
+            # Whether other recipes work is seen soonest by those that differ most, and so is what is fast: in the order
+            # of least memory, a budget may end before anything but the slowest was tried.
+            if self._spread or self._alike_failures():
                 name = min(left, key=lambda each: self._repeats(asked[each][0][0]))
             made = left.pop(name)
             wanted = [candidate for candidate, _ in asked[name] if not self._needless(candidate)]
