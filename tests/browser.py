@@ -71,6 +71,13 @@ def overflow(browser: Chrome) -> int:
     return browser.execute_script(script)
 
 
+def vertical_scroll_bars(browser: Chrome) -> int:
+    """Return how many figures have a vertical scroll bar."""
+    script = """return [...document.querySelectorAll('.figure')].filter(node =>
+      /auto|scroll/.test(getComputedStyle(node).overflowY) && node.scrollHeight > node.clientHeight).length"""
+    return browser.execute_script(script)
+
+
 def cut_texts(browser: Chrome) -> list[str]:
     """Draw every visible figure again; return the texts that begin or end outside of its canvas."""
     script = """const plain = CanvasRenderingContext2D.prototype.fillText, cut = [];

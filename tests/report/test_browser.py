@@ -20,7 +20,7 @@ from foretrain.report.lab import render as lab_page
 from foretrain.report.page import render as comparison_page
 from foretrain.report.simulation_page import render as simulation_page
 from foretrain.report.topology import render as topology_page
-from tests.browser import chromium, console, cut_texts, draw_all, findings, overflow, resize
+from tests.browser import chromium, console, cut_texts, draw_all, findings, overflow, resize, vertical_scroll_bars
 from tests.lab.test_compare import measured
 from tests.processes import foretrain
 from tests.recipe_search.test_strategy import searched
@@ -126,6 +126,7 @@ def test_every_width_shows_every_figure_without_overflow(browser, pages, name: s
         browser.get(pages[name].as_uri())
         assert draw_all(browser) == len(browser.find_elements("class name", "figure")) == figures
         assert overflow(browser) == 0, width
+        assert vertical_scroll_bars(browser) == 0, width
         assert cut_texts(browser) == [], width
     assert console(browser) == []
 
