@@ -22,11 +22,22 @@ from foretrain.live.simulate import simulate
 from foretrain.network.deployment_notation import equipped
 from foretrain.network.fidelity import Fidelity
 from foretrain.recipe_search import SearchResult
+from foretrain.recipe_search.api import _objective
 from foretrain.recipe_search.bill import Failures, bill_of
 from foretrain.recipe_search.evaluation import RecipeRun, RunResult, RunSetting, close, run
 from foretrain.recipe_search.expert_curve import expert_curves
 from foretrain.recipe_search.space import declared, expand
-from foretrain.report.recipes import cells, indistinguishable, listed, numbers, page, pareto_fronts, show, summary_lines
+from foretrain.report.recipes import (
+    cells,
+    indistinguishable,
+    listed,
+    numbers,
+    page,
+    pareto_fronts,
+    search_lines,
+    show,
+    summary_lines,
+)
 from tests.live.command import _require_device
 from tests.recipe_search.test_strategy import SCRIPT as SCRIPT_OF_PIPELINES
 from tests.recipe_search.test_strategy import SPACE as SPACE_OF_PIPELINES
@@ -301,7 +312,7 @@ def test_the_page_and_the_numbers_hold_every_recipe(tmp_path: Path) -> None:
     tied = [one["values"] for one in document["recipes"] if one.get("indistinguishable")]
     assert tied == [dict(one.recipe.values) for one in indistinguishable(result)]
     lines = list(summary_lines(result))
-    assert lines[0].startswith("33 recipes of 36 points on dgx-h100:2: ")
+    assert lines[0].startswith("33 recipes of 36 points on dgx-h100:2, for the least time: ")
     assert lines[-1].startswith("yours, tp=8, pp=1, mbs=4: ")
     assert "times the winner's time" in lines[-1]
     page(result, tmp_path / "found.html")
@@ -351,11 +362,89 @@ def test_the_terminals_table_is_readable_in_80_columns(tmp_path: Path, monkeypat
         show(result)
         table = capsys.readouterr().out.partition("33 recipes of")[0]
         assert all(len(line) <= width for line in table.splitlines())
-        assert all(name in table.splitlines()[0] for name in names)
+        assert all(name in "".join(table.splitlines()[:2]) for name in names)
         assert "kWh" not in table
         assert "on fronts" not in table
         for name, value in result.best.values.items():
             assert f"{name}={value}" in table
+
+
+def test_results_say_what_they_are_of(tmp_path: Path) -> None:
+    found, _ = searched(tmp_path, exhaustive=True)
+    asked = {"device": "H200", "faults": ("gpu:s0.gpu3=50%",), "factor": "0.8", "experts": "lognormal(0.3)"}
+    result = SearchResult(found, "dgx-h100:2", 16, **asked)
+    said = "dgx-h100:2, device H200, fault gpu:s0.gpu3=50%, factor 0.8, experts lognormal(0.3)"
+    assert f" on {said}, for the least time: " in next(search_lines(result))
+    page(result, tmp_path / "found.html")
+    assert f"<title>train.py on {said}: foretrain</title>" in (tmp_path / "found.html").read_text()
+    document = numbers(result)
+    assert {key: document[key] for key in ("cluster", "device", "faults", "factor", "goal", "experts")} == {
+        "cluster": "dgx-h100:2",
+        "device": "H200",
+        "faults": ["gpu:s0.gpu3=50%"],
+        "factor": "0.8",
+        "goal": "step",
+        "experts": "lognormal(0.3)",
+    }
+
+
+@pytest.mark.parametrize(
+    ("goal", "ratio", "column"),
+    [
+        ("step", "time × winner", "step"),
+        ("goodput", "time/goodput × winner", "goodput"),
+        ("cost", "price × winner", "price/Mtoken"),
+        ("energy", "energy × winner", "kWh/Mtoken"),
+    ],
+)
+@pytest.mark.parametrize("tokens", [True, False])
+def test_what_was_minimised_is_shown(goal, ratio, column, tokens, tmp_path: Path, monkeypatch, capsys) -> None:
+    found, _ = searched(tmp_path, exhaustive=True)
+    if not tokens:
+        column = column.replace("Mtoken", "step")
+        candidates = tuple(replace(one, recipe=replace(one.recipe, tokens=None)) for one in found.candidates)
+        ranked = tuple(candidates[one.recipe.number] for one in found.ranked)
+        found = replace(found, candidates=candidates, ranked=ranked)
+    bill = bill_of("H100", 16, 2.5, Failures(3600.0, 0.0, 300.0, rate=1e9) if goal == "goodput" else None)
+    result = SearchResult(replace(found, objective=_objective(goal, bill)), "dgx-h100:2", 16, bill=bill, goal=goal)
+    for width in (80, 200):
+        monkeypatch.setenv("COLUMNS", str(width))
+        show(result)
+        head = " ".join(" ".join(capsys.readouterr().out.splitlines()[:2]).split())
+        assert all(word in head for word in ratio.split(" × "))
+        assert column in head
+        assert ("kWh" in head) == (goal == "energy")
+    page(result, tmp_path / "found.html")
+    text = (tmp_path / "found.html").read_text()
+    assert f"<th>{ratio}</th>" in text
+    assert f"<th>{column}</th>" in text
+    assert f"{ratio}: with the interval" in text
+
+
+def test_a_page_ends_no_sentence_twice(tmp_path: Path) -> None:
+    found, _ = searched(tmp_path)
+    page(SearchResult(replace(found, warnings=("is it ignored?",)), "dgx-h100:2", 16), tmp_path / "found.html")
+    text = (tmp_path / "found.html").read_text()
+    assert "is it ignored?</li>" in text
+
+
+def test_a_space_of_one_point_has_a_recipe_with_a_name() -> None:
+    recipes = expand(declared({"values": {"tp": 8, "pp": [1, 2]}, "require": ["pp == 2"]}), ["a.py", "{tp}{pp}"], 16, 8)
+    assert [str(one) for one in recipes.recipes] == ["pp=2"]
+    recipes = expand(declared({"values": {"tp": 8, "pp": 2}}), ["a.py", "{tp}", "{pp}"], 16, 8)
+    assert [str(one) for one in recipes.recipes] == ["tp=8, pp=2"]
+    recipes = expand(declared({"values": {"tp": 8}, "flags": {"tp": "--tp"}}), ["a.py", "--tp", "4"], 16, 8)
+    assert [str(one) for one in recipes.recipes] == ["the only recipe"]
+
+
+def test_one_of_a_kind_is_counted_as_one(tmp_path: Path) -> None:
+    found, _ = searched(tmp_path, exhaustive=True)
+    lost = replace(found.candidates[-1], status="memory", reason="it is large")
+    few = replace(found, candidates=(found.winner, lost), runs=1, space=replace(found.space, points=2))
+    lines = [*summary_lines(SearchResult(few, "dgx-h100:2", 16))]
+    assert lines[0].startswith("2 recipes of 2 points on ")
+    assert lines[0].endswith("; 1 simulation")
+    assert "out of memory, 1 recipe: it is large" in lines
 
 
 def test_price_has_a_front_only_with_failures(tmp_path: Path) -> None:

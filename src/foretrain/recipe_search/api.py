@@ -35,13 +35,16 @@ class SearchResult:
 
     Attributes:
         found: what the search did, candidate by candidate.
-        cluster: in its notation.
+        cluster: as given.
         world: GPUs.
         compared: the user's own recipe, if asked for.
         bill: money, energy and failures.
         goal: what was minimised.
         experts: loads of experts with which recipes were simulated, as given.
         curves: of the best recipes, what other loads of experts take; empty where nobody asked, or without routers.
+        device: of the cluster's GPUs, as given; None where the cluster says it.
+        faults: of links and GPUs, as given.
+        factor: of the framework's efficiency, or its name, as given.
     """
 
     found: SearchFindings
@@ -52,6 +55,9 @@ class SearchResult:
     goal: Goal = "step"
     experts: str = "balanced"
     curves: tuple[ExpertCurve, ...] = ()
+    device: str | None = None
+    faults: tuple[str, ...] = ()
+    factor: str = "1"
 
     @property
     def best(self) -> Recipe:
@@ -175,7 +181,9 @@ def search(
             progress=progress, scratch=scratch,
         )  # fmt: skip
     compared = None if own is None else found.candidates[own.number]
-    return SearchResult(found, str(where), where.total_gpus, compared, bill, goal, experts, curves)
+    return SearchResult(
+        found, cluster, where.total_gpus, compared, bill, goal, experts, curves, device, tuple(faults), str(factor)
+    )  # fmt: skip
 
 
 def _objective(goal: Goal, bill: Bill) -> Objective:

@@ -135,7 +135,8 @@ class Recipe:
         return 1.0 if self.tokens is None else self.tokens
 
     def __str__(self) -> str:
-        return ", ".join(f"{name}={value if value != '' else 'none'}" for name, value in self.values.items())
+        values = ", ".join(f"{name}={value if value != '' else 'none'}" for name, value in self.values.items())
+        return values or "the only recipe"
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ class RecipeSpace:
         recipes: that meet all conditions.
         points: how many there are with those that do not.
         excluded: how many points fail each condition; a point may fail several.
-        varying: names with several values among the recipes.
+        varying: names with several values among the recipes; of a single recipe, those that it is chosen by.
         file: what it was declared as.
     """
 
@@ -329,7 +330,8 @@ def expand(file: SpaceFile, script: Sequence[str], world: int, gpus: int) -> Rec
             "widen the values, or see whether the conditions are meant so",
         )  # fmt: skip
     several = tuple(name for name, values in axes.items() if len(values) > 1)
-    varying = tuple(name for name in several if len({names[name] for names in fitting}) > 1) or several
+    varying = tuple(name for name in several if len({names[name] for names in fitting}) > 1)
+    varying = varying or several or tuple(axes)  # a single recipe is named by all that it has
     recipes = tuple(_recipe(number, file, words, names, varying) for number, names in enumerate(fitting))
     by_rule: Counter[str] = Counter()
     for violated, count in excluded.items():

@@ -28,8 +28,8 @@ from foretrain.units import SECOND, format_time
 
 ROWS = 12
 """Recipes that the terminal shows."""
-_ON_PAGE = ("kWh/Mtoken", "on fronts")
-"""Columns that only the page has."""
+_ON_PAGE = ("on fronts",)
+"""Columns that only the page has; so is energy, unless it is the goal."""
 _WIDE, _IF_WIDE = 120, ("95 %", "tokens/s/GPU", "MFU", "bound by")
 """Columns that a terminal has from this width on."""
 _RECIPE = 16
@@ -41,6 +41,8 @@ _PARTS = {"compute": ("computation", BLUE), "exposed": ("exposed communication",
 """Of each account of a step its name and colour."""
 _GOALS = {"step": "time", "goodput": "time with failures", "cost": "price", "energy": "energy"}
 """What each goal minimises."""
+_COLUMN_OF_RATIO = {"step": "time", "goodput": "time/goodput", "cost": "price", "energy": "energy"}
+"""What is minimised, in the title of a column."""
 _OUT = {"beaten": "beaten for sure", "memory": "out of memory", "invalid": "refused by the script", "open": "not tried"}
 
 
@@ -73,8 +75,9 @@ def search_lines(result: SearchResult) -> Iterator[str]:
     parts = [f"{counts['whole']} simulated whole", f"{extended} extended from smaller runs (within {found.error:.1%})"]
     parts += [f"{counts[status]} {words}" for status, words in _OUT.items() if counts[status]]
     yield (
-        f"{len(found.candidates):,} recipes of {found.space.points:,} points on {result.cluster}: "
-        f"{', '.join(part for part in parts if not part.startswith('0 '))}; {found.runs:,} simulations"
+        f"{_counted(len(found.candidates), 'recipe')} of {_counted(found.space.points, 'point')} on {where(result)}, "
+        f"for the least {_GOALS[result.goal]}: "
+        f"{', '.join(part for part in parts if not part.startswith('0 '))}; {_counted(found.runs, 'simulation')}"
     )
     if not found.finished:
         yield "the budget was over before all was simulated: a better recipe may be among those not simulated whole"
@@ -84,7 +87,7 @@ def search_lines(result: SearchResult) -> Iterator[str]:
     for status in ("memory", "invalid"):
         out = [candidate for candidate in found.candidates if candidate.status == status]
         for reason, count in Counter(candidate.reason for candidate in out).most_common(2):
-            yield f"{_OUT[status]}, {count} recipes: {reason}"
+            yield f"{_OUT[status]}, {_counted(count, 'recipe')}: {reason}"
     own = result.compared
     if own is not None:
         if own.account is None or own.status in ("memory", "invalid"):
@@ -96,6 +99,20 @@ def search_lines(result: SearchResult) -> Iterator[str]:
                 f"yours, {own.recipe}: {value:.3f} ± {error:.3f} times the winner's {_GOALS[result.goal]}"
                 f"{f' ({why})' if why else ''}"
             )
+
+
+def where(result: SearchResult) -> str:
+    """Return the cluster as it was given, and what else was given of it that forecasts depend on."""
+    device = [] if result.device is None else [f"device {result.device}"]
+    faults = [f"fault {fault}" for fault in result.faults]
+    factor = [] if result.factor in ("1", "1.0") else [f"factor {result.factor}"]
+    experts = [] if result.experts == "balanced" else [f"experts {result.experts}"]
+    return ", ".join([result.cluster, *device, *faults, *factor, *experts])
+
+
+def _counted(count: int, noun: str) -> str:
+    """Return how many there are: ``"1 recipe"``, ``"1,024 recipes"``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def warnings(result: SearchResult) -> Iterator[str]:
@@ -222,6 +239,16 @@ def fronts_by_recipe(result: SearchResult) -> dict[int, list[str]]:
     return names
 
 
+def ratio_column(result: SearchResult) -> str:
+    """Return the title of the column that compares what was minimised with the winner's."""
+    return f"{_COLUMN_OF_RATIO[result.goal]} × winner"
+
+
+def energy_column(tokens: float | None) -> str:
+    """Return the title of the column of energy: of a million tokens, or of a step where its tokens are not known."""
+    return f"kWh/{'Mtoken' if tokens else 'step'}"
+
+
 def cells(result: SearchResult, candidate: RecipeState, fronts: Sequence[str] = ()) -> dict[str, str]:
     """Return a recipe's row, by the column's name; ``fronts`` are the names of those that it is on."""
     account, winner = account_of(candidate), result.found.winner
@@ -232,7 +259,7 @@ def cells(result: SearchResult, candidate: RecipeState, fronts: Sequence[str] = 
         "recipe": str(candidate.recipe),
         "step": format_time(account.time * SECOND),
         "95 %": f"{format_time(low * SECOND)} to {format_time(high * SECOND)}",
-        "× winner": "1" if candidate is winner else f"{value:.3f} ± {error:.3f}",
+        ratio_column(result): "1" if candidate is winner else f"{value:.3f} ± {error:.3f}",
     }
     if candidate.recipe.tokens:
         row["tokens/s/GPU"] = f"{candidate.recipe.tokens / account.time / result.world:,.0f}"
@@ -240,12 +267,13 @@ def cells(result: SearchResult, candidate: RecipeState, fronts: Sequence[str] = 
     row["GiB"] = f"{account.reserved / 2**30:.1f}"
     if result.bill is not None and result.bill.failures is not None:
         row["goodput"] = f"{result.bill.useful(account):.1%}"
-    if result.bill is not None and candidate.recipe.tokens:
-        many = 1e6 / candidate.recipe.tokens
+    if result.bill is not None:
+        tokens = candidate.recipe.tokens
+        many, what = (1e6 / tokens, "Mtoken") if tokens else (1.0, "step")
         if (money := result.bill.money(account)) is not None:
-            row[f"{result.bill.currency or 'price'}/Mtoken"] = f"{money * many:.3g}"
+            row[f"{result.bill.currency or 'price'}/{what}"] = f"{money * many:.3g}"
         if (joules := result.bill.joules(account)) is not None:
-            row["kWh/Mtoken"] = f"{joules * many / 3.6e6:.3g}"
+            row[energy_column(tokens)] = f"{joules * many / 3.6e6:.3g}"
     row["bound by"] = bound_by(account)
     row["loses by"] = "" if candidate is winner else _loses_by(result, candidate)
     row["on fronts"] = ", ".join(fronts)
@@ -256,6 +284,8 @@ def cells(result: SearchResult, candidate: RecipeState, fronts: Sequence[str] = 
 def _ranking(result: SearchResult, width: int) -> Table:
     """Return the table for a terminal of ``width`` columns; what does not fit is on the page."""
     left_out = _ON_PAGE if width >= _WIDE else (*_ON_PAGE, *_IF_WIDE)
+    if result.goal != "energy":
+        left_out = (*left_out, energy_column(result.found.winner.recipe.tokens))
     rows = [
         {name: cell for name, cell in cells(result, candidate).items() if name not in left_out}
         for candidate in listed(result)[:ROWS]
@@ -264,7 +294,8 @@ def _ranking(result: SearchResult, width: int) -> Table:
     for name in rows[0]:
         left = name in ("recipe", "bound by", "loses by", "")
         least = min(_RECIPE, max(len(row["recipe"]) for row in rows)) if name == "recipe" else None
-        table.add_column(name, justify="left" if left else "right", overflow="fold", no_wrap=not left, min_width=least)
+        title = name if width >= _WIDE else name.replace(" × ", "\n× ")  # on two lines, where room is scarce
+        table.add_column(title, justify="left" if left else "right", overflow="fold", no_wrap=not left, min_width=least)
     for row in rows:
         table.add_row(*(escape(cell) for cell in row.values()))
     return table
@@ -295,6 +326,9 @@ def numbers(result: SearchResult) -> dict[str, Any]:
         recipes.append(row)
     return {
         "cluster": result.cluster,
+        "device": result.device,
+        "faults": list(result.faults),
+        "factor": result.factor,
         "goal": result.goal,
         "currency": result.bill.currency if result.bill is not None else "",
         "world": result.world,
@@ -323,14 +357,15 @@ def page(result: SearchResult, path: Path) -> None:
     rows = [cells(result, one, fronts[one.recipe.number]) for one in listed(result)]
     out = [one for one in result.found.candidates if one.status in _OUT]
     others = len(indistinguishable(result))
+    by = "" if result.goal == "step" else f" by {_GOALS[result.goal]}"
     lines = (*summary_lines(result), *(f"warning: {warning}" for warning in warnings(result)))
-    first, *more = (f"{line[:1].upper()}{line[1:]}." for line in lines)
+    first, *more = (_sentence(line) for line in lines)
     cards = [
         Card("Step", winner["step"], f"95 %: {winner['95 %']}; {result.best}"),
         Card("Bound by", winner["bound by"], "where the step's time goes"),
         Card("Memory", f"{winner['GiB']} GiB", "of each GPU at its peak"),
         Card("As good", f"{others}", "other recipes that cannot be told from the winner"),
-        Card("Simulations", f"{result.found.runs:,}", f"for {len(result.found.candidates):,} recipes"),
+        Card("Simulations", f"{result.found.runs:,}", f"for {_counted(len(result.found.candidates), 'recipe')}"),
     ]
     figures = {"steps": _steps(result), "fronts": _fronts(result)}
     if (loads := _imbalance(result)) is not None:
@@ -338,9 +373,10 @@ def page(result: SearchResult, path: Path) -> None:
     text = document(
         "recipes.html",
         figures,
-        title=f"{Path(result.command[0]).name} on {result.cluster}",
+        title=f"{Path(result.command[0]).name} on {where(result)}",
+        ratio=ratio_column(result),
         good=True,
-        verdict=f"{result.best} is the best recipe{', but not for sure' * (others > 0)}: {winner['step']} a step "
+        verdict=f"{result.best} is the best recipe{by}{', but not for sure' * (others > 0)}: {winner['step']} a step "
         f"(95 %: {winner['95 %']})",
         reasons=first,
         more=more,
@@ -358,6 +394,11 @@ def page(result: SearchResult, path: Path) -> None:
         command=shlex.join(result.command),
     )
     write_atomically(path, text)
+
+
+def _sentence(line: str) -> str:
+    """Return a line of the terminal as a sentence of the page."""
+    return f"{line[:1].upper()}{line[1:]}{'' if line.endswith(('.', '?', '!')) else '.'}"
 
 
 def _steps(result: SearchResult) -> Figure:
