@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from foretrain.cli.search import _seconds, run_command
+from foretrain.cli.search import SearchOptions, _failures, _seconds, run_command
 from foretrain.errors import ConfigError
 from foretrain.experiments.result_store import ResultStore
 from foretrain.live.imbalance import COUNT
 from foretrain.live.rank_processes import WarmForkServers
 from foretrain.live.simulate import simulate
-from foretrain.network.deployment_notation import equipped
+from foretrain.network.deployment_notation import deployment, equipped
 from foretrain.network.fidelity import Fidelity
 from foretrain.recipe_search import SearchResult
 from foretrain.recipe_search.api import _objective
@@ -286,6 +286,15 @@ def test_wrong_input_is_refused_before_anything_runs(options, words, tmp_path, m
     with pytest.raises(ConfigError, match=words):
         run_command([*options, "--", "train.py", "--width={width}", "--batch={batch}"])
     assert not (tmp_path / "train.py.search").exists()
+
+
+@pytest.mark.parametrize(("cluster", "warned"), [("dgx-h100:1", True), ("dgx-h100:2", False)])
+def test_failures_of_links_are_warned_of_where_the_job_uses_none(cluster: str, warned: bool, capsys) -> None:
+    options = SearchOptions("space.toml", cluster, mtbf="server=50000h,link=5000h")
+    failures = _failures(options, deployment(cluster))
+    assert failures is not None
+    assert (failures.mtbf == 50_000 * 3600) is warned
+    assert ("link=… does nothing: the job is in one server" in capsys.readouterr().err) is warned
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from foretrain.errors import ConfigError
-from foretrain.network.deployment_notation import deployment
+from foretrain.network.deployment_notation import deployment, equipped
 from foretrain.recipe_search.api import Goal, _objective
 from foretrain.recipe_search.bill import (
     Failures,
@@ -61,6 +61,13 @@ def test_rates_of_failures_add_up() -> None:
     assert job_mtbf(where, {"gpu": 64 * HOUR}) == pytest.approx(HOUR)
     assert job_mtbf(where, {"gpu": 64 * HOUR, "server": 8 * HOUR, "link": 64 * HOUR}) == pytest.approx(HOUR / 4)
     assert job_mtbf(where, {"gpu": math.inf}) == math.inf
+
+
+@pytest.mark.parametrize("cluster", ["dgx-h100:1", "H100"])
+def test_a_job_in_one_server_uses_no_cables_outside(cluster: str) -> None:
+    where = equipped(cluster)[0]
+    assert job_mtbf(where, {"server": HOUR, "link": HOUR}) == pytest.approx(HOUR)
+    assert job_mtbf(where, {"link": HOUR}) == math.inf
 
 
 def test_a_spare_saves_the_repair() -> None:

@@ -192,7 +192,7 @@ def _as_typed(options: SearchOptions) -> Iterator[None]:
 
 def _failures(options: SearchOptions, where: Deployment) -> Failures | None:
     """Return the failures of a job; None where nobody said how often what fails."""
-    from foretrain.recipe_search.bill import Failures, job_mtbf
+    from foretrain.recipe_search.bill import Failures, job_mtbf, uses_cables
 
     if options.mtbf is None:
         for each in fields(SearchOptions):
@@ -208,7 +208,10 @@ def _failures(options: SearchOptions, where: Deployment) -> Failures | None:
     if checkpoint == 0 and math.isinf(rate):
         raise ConfigError("checkpoint", options.checkpoint, "cannot be", "write e.g. --checkpoint 30s")
     slow = None if options.stragglers is None else _stragglers(options.stragglers, where.total_gpus)
-    return Failures(job_mtbf(where, _mtbf(options.mtbf)), checkpoint, restart, repair, options.spares, rate, slow)
+    times = _mtbf(options.mtbf)
+    if "link" in times and not uses_cables(where):
+        sys.stderr.write("foretrain: --mtbf link=… does nothing: the job is in one server, and uses no cable outside\n")
+    return Failures(job_mtbf(where, times), checkpoint, restart, repair, options.spares, rate, slow)
 
 
 def _stragglers(text: str, gpus: int) -> Stragglers:

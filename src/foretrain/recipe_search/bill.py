@@ -140,17 +140,24 @@ class Failures:
 def job_mtbf(where: Deployment, mtbf: Mapping[str, float]) -> float:
     """Return the mean time between failures of a job, s, of those of a ``gpu``, ``server`` and ``link``.
 
-    Rates add up. Links are the cables outside of servers, of the whole cluster.
+    Rates add up. Links are the cables outside of servers, of the whole cluster; a job in one server uses none.
     """
-    nodes = where.topology.nodes
+    nodes, servers = where.topology.nodes, _servers(where)
     ends = zip(where.topology.source, where.topology.target, strict=True)
-    counts = {
-        "gpu": where.total_gpus,
-        "server": len({nodes[where.topology.ranks[rank]].server for rank in where.members}),
-        "link": sum(-1 in (nodes[one].server, nodes[other].server) for one, other in ends) / 2,
-    }
+    cables = sum(-1 in (nodes[one].server, nodes[other].server) for one, other in ends) / 2
+    counts = {"gpu": where.total_gpus, "server": servers, "link": cables if uses_cables(where) else 0.0}
     rate = sum(counts[name] / time for name, time in mtbf.items())
     return 1 / rate if rate else math.inf
+
+
+def uses_cables(where: Deployment) -> bool:
+    """Return whether a job uses cables outside of servers: not where all its GPUs are in one."""
+    return _servers(where) > 1
+
+
+def _servers(where: Deployment) -> int:
+    """Return how many servers a job has GPUs in."""
+    return len({where.topology.nodes[where.topology.ranks[rank]].server for rank in where.members})
 
 
 def erlang(load: float, lines: int) -> float:
@@ -504,7 +511,7 @@ def switch_power(where: Deployment) -> float:
     It is that of the cluster's GPUs that the job has; none where all are in one server.
     """
     topology, nodes = where.topology, where.topology.nodes
-    if len({nodes[topology.ranks[rank]].server for rank in where.members}) == 1:
+    if not uses_cables(where):
         return 0.0
     ports = [nodes[node].server < 0 and nodes[node].kind == "switch" for node in topology.source]
     gbps = float(topology.rate[ports].sum()) * 8e-9
