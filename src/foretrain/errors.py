@@ -87,12 +87,20 @@ class MissingExtra(ForetrainError, ImportError):
         super().__init__(f"{purpose} needs the package '{package}'; install it with: pip install 'foretrain[{extra}]'")
 
 
-def unknown(field: str, value: object, choices: Iterable[str]) -> ConfigError:
-    """Return the error for a name that is none of ``choices``; it lists the near ones first."""
+_LISTED = 12
+"""Names that are always listed."""
+
+
+def unknown(field: str, value: object, choices: Iterable[str], examples: Iterable[str] | None = None) -> ConfigError:
+    """Return the error for a name that is none of ``choices``; it lists the near ones first, and then all.
+
+    Where these are many, ``examples`` are listed in place of all.
+    """
     names = sorted(choices)
     folded = {name.lower().replace("-", "_"): name for name in names}
     wanted = str(value).lower().replace("-", "_")
     near = [folded[key] for key in difflib.get_close_matches(wanted, folded, n=3, cutoff=0.5)]
-    near += [name for key, name in folded.items() if wanted and wanted in key and name not in near]
+    near += [name for key, name in folded.items() if wanted and wanted in key and name not in near][:_LISTED]
     remedy = f"did you mean {' or '.join(repr(name) for name in near)}? " if near else ""
-    return ConfigError(field, value, "is unknown", f"{remedy}known: {', '.join(names)}".strip())
+    shown = ", ".join(names) if examples is None or len(names) <= _LISTED else f"e.g. {', '.join(examples)}"
+    return ConfigError(field, value, "is unknown", f"{remedy}known: {shown}".strip())

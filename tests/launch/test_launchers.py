@@ -2,7 +2,8 @@
 
 import pytest
 
-from foretrain.launch import launched
+from foretrain.errors import ConfigError
+from foretrain.launch import check_no_interpreter, launched
 
 
 @pytest.mark.parametrize(
@@ -20,9 +21,19 @@ def test_launcher_and_its_script_are_recognised(line: str, name: str, script: st
     found = launched(line.split())
     assert found is not None
     assert (found.name, found.script) == (name, script)
-    assert f"foretrain simulate -- {script or 'train.py'}" in str(found.refusal("script"))
+    assert f"foretrain search -- {script or 'train.py'}" in str(found.refusal("script", "search"))
 
 
 @pytest.mark.parametrize("line", ["", "git log torchrun", "python train.py torchrun", "accelerate config", "ls"])
 def test_other_commands_are_none(line: str) -> None:
     assert launched(line.split()) is None
+
+
+@pytest.mark.parametrize("name", ["python", "python3.11", "/usr/bin/python3"])
+def test_an_interpreter_in_place_of_a_script_is_to_be_left_out(name: str) -> None:
+    with pytest.raises(ConfigError, match="leave it out"):
+        check_no_interpreter(name)
+
+
+def test_a_script_may_be_named_like_an_interpreter() -> None:
+    check_no_interpreter("pythonic.py")

@@ -1,7 +1,11 @@
 """Links and GPUs that are worse than their kind, by their notation."""
 
+import re
+
 import pytest
 
+from foretrain.cli.search import SearchOptions
+from foretrain.cli.simulate import SimulateOptions
 from foretrain.errors import ConfigError
 from foretrain.network.deployment_notation import place, with_faults
 
@@ -30,7 +34,7 @@ def test_a_gpu_computes_longer():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("link:a-b", "is no fault; write e.g. link:leaf3-spine1=10%"),
+        ("link:a-b", "is no fault; write e.g. link:unit0.rail0-s0.nic0=10%"),
         ("link:unit0.rail0-s0.nic0=110%", "is no fault"),
         ("gpu:s0.gpu0=0%", "is no fault"),
         ("gpu:s0.gpu0=down", "is no fault"),
@@ -41,3 +45,17 @@ def test_a_gpu_computes_longer():
 def test_what_is_no_fault_is_refused(text, message):
     with pytest.raises(ConfigError, match=message):
         with_faults(WHERE, [text])
+
+
+def test_an_unknown_node_is_told_near_names_and_one_of_each_kind():
+    with pytest.raises(ConfigError) as refused:
+        with_faults(WHERE, ["link:leaf3-spine1=10%"])
+    assert "'leaf3' is unknown; known: e.g. spine0, unit0.rail0, s0.gpu0, s0.nic0, " in str(refused.value)
+    assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize("options", [SearchOptions("space.toml"), SimulateOptions()], ids=["search", "simulate"])
+def test_faults_that_help_shows_are_of_the_cluster_that_is_taken_without_another(options):
+    shown = re.findall(r"(?:link|gpu):[\w.-]+=\w+%?", " ".join((options.__doc__ or "").split()))
+    assert len(shown) >= 2
+    assert with_faults(place(options.cluster), shown).slowdown > 1

@@ -21,7 +21,7 @@ from foretrain.live.rank_processes import WarmForkServers
 from foretrain.live.simulate import simulate
 from foretrain.network.deployment_notation import deployment, equipped
 from foretrain.network.fidelity import Fidelity
-from foretrain.recipe_search import SearchResult
+from foretrain.recipe_search import SearchResult, search
 from foretrain.recipe_search.api import _objective
 from foretrain.recipe_search.bill import Failures, bill_of
 from foretrain.recipe_search.evaluation import RecipeRun, RunResult, RunSetting, close, run
@@ -276,6 +276,13 @@ def test_products_of_an_optimizer_are_not_taken_for_a_micro_batchs(tmp_path: Pat
         (["--space", "space.toml", "--cluster", "dgx-x"], "cluster"),
         (["--space", "space.toml", "--compare-with", "tp=1"], "'tp' is unknown"),
         (["--space", "space.toml", "--html", "none/found.html"], "does not exist"),
+        (["--space", "space.toml", "--factor", "nope"], "factor: 'nope' is unknown"),
+        (["--space", "space.toml", "--mtbf", "50000h", "--checkpoint", "2GB"], "checkpoint: '2GB' .* e.g. 2GB/s"),
+        (["--space", "space.toml", "--mtbf", "50000h,gpu=5h"], "mtbf: '50000h,gpu=5h' says gpu twice"),
+        (
+            ["--space", "space.toml", "--mtbf", "9h", "--stragglers", "every=1h,lasts=1h,speed=70%,every=2h"],
+            "says every twice",
+        ),
     ],
 )
 def test_wrong_input_is_refused_before_anything_runs(options, words, tmp_path, monkeypatch):
@@ -309,6 +316,54 @@ def test_a_script_that_is_not_there_is_refused(tmp_path, monkeypatch):
     (tmp_path / "space.toml").write_text(SPACE)
     with pytest.raises(ConfigError, match="is no file"):
         run_command(["--space", "space.toml", "--", "train.py", "--width={width}", "--batch={batch}"])
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("torchrun --nproc-per-node 8 train.py --tp 1", "foretrain search -- train.py --tp 1"),
+        ("python train.py --tp 1", "is the interpreter, not the script; leave it out"),
+    ],
+)
+def test_what_starts_a_script_is_to_be_left_out(script: str, words: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "space.toml").write_text(SPACE)
+    with pytest.raises(ConfigError, match=words):
+        run_command(["--space", "space.toml", "--", *script.split()])
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"checkpoint_every": 60.0}, "checkpoint_every: .* say what fails"),
+        ({"checkpoint_every": "auto"}, "checkpoint_every: .* say what fails"),
+        ({"checkpoint_every": "often", "failures": Failures(9e3, 30, 300)}, "is no time; .* in Python, seconds"),
+        ({"jobs": "a"}, "jobs: 'a' is no number of workers"),
+        ({"failures": 5}, "failures: 5 is no Failures; say what fails"),
+        ({"compare_with": 5}, "compare_with: 5 is no recipe"),
+        ({"compare_with": {"tp": 5}}, "'tp' is unknown"),
+        ({"factor": "nope"}, "factor: 'nope' is unknown"),
+    ],
+)
+def test_wrong_input_from_python_is_refused(options: dict[str, Any], words: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    space = {"values": {"width": [4096, 8192], "batch": 1}}
+    script = [str(tmp_path / "train.py"), "--width={width}", "--batch={batch}"]
+    with pytest.raises(ConfigError, match=words):
+        search(script, space, "H100", **options)
+
+
+def test_from_python_ones_own_recipe_may_be_a_dictionary(tmp_path: Path) -> None:
+    _require_device()
+    (tmp_path / "train.py").write_text(SCRIPT)
+    space = {"values": {"width": [4096, 8192], "batch": 1}}
+    script = [str(tmp_path / "train.py"), "--width={width}", "--batch={batch}"]
+    mine = {"width": 8192, "batch": 1}
+    found = search(
+        script, space, "H100", compare_with=mine, jobs=1, failures=Failures(9e3, 30, 300), checkpoint_every="auto"
+    )
+    assert found.compared is not None
+    assert found.compared.recipe.values == {"width": 8192}
 
 
 def test_the_page_and_the_numbers_hold_every_recipe(tmp_path: Path) -> None:

@@ -236,3 +236,17 @@ def test_values_may_be_any_sequence_and_conditions_are_checked():
 def test_an_unknown_preset_names_those_that_there_are():
     with pytest.raises(ConfigError, match="did you mean 'megatron'"):
         declared("megatro")
+
+
+@pytest.mark.parametrize(
+    ("preset", "given", "flags"),
+    [
+        ("megatron", "--num-layers 32 --global-batch-size 512", "--seq-length"),
+        ("megatron", "--num-layers 32 --seq-length 4096", "--global-batch-size"),
+        ("megatron", "--seq-length 4096", "--global-batch-size, --num-layers"),
+        ("torchtitan", "--training.num_tokens_per_train_step=4194304", "--training.max_context_length"),
+    ],
+)
+def test_a_flag_that_a_space_reads_is_asked_for_where_it_is_missing(preset: str, given: str, flags: str) -> None:
+    with pytest.raises(ConfigError, match=f"; give {flags} among its arguments"):
+        expand(declared(preset), ["train.py", *given.split()], 64, 8)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 _EXAMPLE = "foretrain search --cluster dgx-h100:8 --space space.toml -- train.py --tp {tp}"
 _OF_FAILURES = ("checkpoint", "checkpoint_every", "restart", "repair", "spares", "stragglers")
 """Options that say more of the failures of --mtbf."""
+_CHECKPOINT = "write the time that one takes, e.g. 30s, or the rate at which a GPU writes its part, e.g. 2GB/s"
 _LONG = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([hd])\s*")
 """Times that are longer than the notation of networks knows."""
 
@@ -62,7 +63,8 @@ class SearchOptions:
             torchtitan, megatron.
         cluster: as of foretrain simulate, e.g. dgx-h100:8.
         device: the cluster's GPUs, e.g. A100, or a file written by foretrain calibrate.
-        fault: as of foretrain simulate: worse links and GPUs, e.g. link:leaf3-spine1=10%, gpu:s0.gpu3=80%.
+        fault: as of foretrain simulate: worse links and GPUs, e.g. link:unit0.rail0-s0.nic0=10%,
+            gpu:s0.gpu3=80%.
         experts: as of foretrain simulate: loads of experts, e.g. lognormal(0.3) or a file.
         experts_curve: also simulate the two best recipes with other loads of experts, ten more times each, for curves
             of the step's time against their imbalance on the page (--html) and in the numbers (--json), and a sentence.
@@ -204,9 +206,9 @@ def _failures(options: SearchOptions, where: Deployment) -> Failures | None:
     if options.checkpoint.rstrip().endswith(("B/s", "bps", "Bps", "bit/s", "b/s")):
         checkpoint, rate = 0.0, parse_rate(options.checkpoint, "checkpoint")
     else:
-        checkpoint, rate = _seconds(options.checkpoint, "checkpoint"), math.inf
+        checkpoint, rate = _seconds(options.checkpoint, "checkpoint", _CHECKPOINT), math.inf
     if checkpoint == 0 and math.isinf(rate):
-        raise ConfigError("checkpoint", options.checkpoint, "cannot be", "write e.g. --checkpoint 30s")
+        raise ConfigError("checkpoint", options.checkpoint, "cannot be", _CHECKPOINT)
     slow = None if options.stragglers is None else _stragglers(options.stragglers, where.total_gpus)
     times = _mtbf(options.mtbf)
     if "link" in times and not uses_cables(where):
@@ -224,6 +226,8 @@ def _stragglers(text: str, gpus: int) -> Stragglers:
         name, _, value = part.strip().partition("=")
         if name not in ("every", "lasts", "speed"):
             raise unknown("stragglers", name, ["every", "lasts", "speed"])
+        if name in parts:
+            raise ConfigError("stragglers", text, f"says {name} twice", "give it once")
         parts[name] = value
     if len(parts) < 3:
         raise ConfigError("stragglers", text, "says not all of every, lasts and speed", remedy)
@@ -244,13 +248,16 @@ def _mtbf(text: str) -> dict[str, float]:
         name, time = (name.strip(), time.strip()) if separator else ("gpu", part.strip())
         if name not in ("gpu", "server", "link"):
             raise unknown("mtbf", name, ["gpu", "server", "link"])
+        if name in found:
+            remedy = f"give it once; a time without a name is that of a gpu: {name}={time}"
+            raise ConfigError("mtbf", text, f"says {name} twice", remedy)
         found[name] = _seconds(time, "mtbf")
         if found[name] <= 0:
             raise ConfigError("mtbf", part, "cannot be", "write e.g. 50000h")
     return found
 
 
-def _seconds(text: str, field: str) -> float:
+def _seconds(text: str, field: str, remedy: str = "write e.g. 30min or 24h") -> float:
     """Return a time as seconds; hours and days are longer than the notation of networks knows."""
     if match := _LONG.fullmatch(text):
         return float(match[1]) * {"h": 3600, "d": 86400}[match[2]]
@@ -258,4 +265,4 @@ def _seconds(text: str, field: str) -> float:
         return parse_time(text, field) / SECOND
     except ConfigError:
         problem = "has no unit" if text.strip().replace(".", "", 1).isdecimal() else "is no time"
-        raise ConfigError(field, text, problem, "write e.g. 30min or 24h") from None
+        raise ConfigError(field, text, problem, remedy) from None

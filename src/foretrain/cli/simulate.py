@@ -37,7 +37,7 @@ from foretrain.cli.parsing import parsed
 from foretrain.cli.progress import StdoutClosed, end_with_reader
 from foretrain.errors import ConfigError, unknown
 from foretrain.files import STDOUT, write_json
-from foretrain.launch import launched
+from foretrain.launch import check_no_interpreter, launched
 from foretrain.units import SECOND, Time, format_time, parse_size, parse_time
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ class SimulateOptions:
         costs: a file that says what kernels cost that are not PyTorch's, e.g. Triton's (docs/live/kernels.md).
         stand_ins: libraries that a script may import though they are not installed: all, none, or names with commas
             between: apex, deep_ep, flash_attn, transformer_engine, triton.
-        fault: links and GPUs that are worse than their kind, e.g. link:leaf3-spine1=10%, link:leaf3-spine1=down,
-            gpu:s0.gpu3=80%.
+        fault: links and GPUs that are worse than their kind, e.g. link:unit0.rail0-s0.nic0=10%,
+            link:unit0.rail0-s0.nic0=down, gpu:s0.gpu3=80% (foretrain topology show names nodes).
         experts: loads that routers give to experts: balanced; lognormal(SIGMA), drawn for each router and step, e.g.
             lognormal(0.3) or lognormal(0.3,SEED); or a .csv, .json or .toml file of loads (docs/live/experts.md).
         experts_curve: also simulate with other loads of experts, ten more times, for a curve of the step's time against
@@ -184,7 +184,8 @@ def _stand_ins(text: str) -> tuple[str, ...]:
 def _start(options: SimulateOptions, script: Sequence[str]) -> None:
     script, module = script_of(script, options.module, _EXAMPLE)
     if launcher := launched(["-m", *script] if module else script):
-        raise launcher.refusal("script")
+        raise launcher.refusal("script", "simulate")
+    check_no_interpreter(script[0])
     _check(options)
     live = options.live if options.live in ("auto", "all") else _number(options.live)
     host = _host(options)

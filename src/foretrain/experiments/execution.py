@@ -91,7 +91,7 @@ def run(
 
 def check_workers(jobs: int | None, backend: Backend, address: str | None) -> None:
     """Raise ConfigError for a number of workers, or an address, that cannot be."""
-    if jobs is not None and jobs < 1:
+    if jobs is not None and not (isinstance(jobs, int) and jobs >= 1):
         raise ConfigError("jobs", jobs, "is no number of workers", "write 1 or more")
     if address is not None and backend == "processes":
         raise ConfigError("address", address, "is of no cluster", "add --backend dask or --backend ray")

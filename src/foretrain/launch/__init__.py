@@ -8,6 +8,7 @@ scheduled. `lightning` and `ray` do so within a trainer that starts its processe
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -113,10 +114,16 @@ class LauncherCommand:
     name: str
     script: str
 
-    def refusal(self, field: str) -> ConfigError:
-        """Return the error for a launcher in a simulation, which is one itself."""
-        remedy = f"simulate what it starts: foretrain simulate -- {self.script or 'train.py'}"
+    def refusal(self, field: str, command: str) -> ConfigError:
+        """Return the error for a launcher in a simulation, which is one itself, by foretrain's ``command``."""
+        remedy = f"simulate what it starts: foretrain {command} -- {self.script or 'train.py'}"
         return ConfigError(field, self.name, "starts processes of which the simulation does not know", remedy)
+
+
+def check_no_interpreter(name: str) -> None:
+    """Raise ConfigError where ``name``, in the place of a script, is Python's."""
+    if re.fullmatch(r"python[0-9.]*", os.path.basename(name)):
+        raise ConfigError("script", name, "is the interpreter, not the script", "leave it out: write -- train.py")
 
 
 def launched(words: Sequence[str]) -> LauncherCommand | None:

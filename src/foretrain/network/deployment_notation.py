@@ -248,7 +248,8 @@ def equipped(text: str, device: str | None = None) -> tuple[Deployment, Path | N
 
 _FAULT = re.compile(r"(link|gpu):([^=]+)=(down|[0-9]{1,3}(?:\.[0-9]{1,6})?%)")
 _FAULTS = (
-    "write e.g. link:leaf3-spine1=10%, link:leaf3-spine1=down or gpu:s0.gpu3=80%; foretrain topology show names nodes"
+    "write e.g. link:unit0.rail0-s0.nic0=10%, link:unit0.rail0-s0.nic0=down or gpu:s0.gpu3=80%; "
+    "foretrain topology show names nodes"
 )
 
 
@@ -257,7 +258,8 @@ def with_faults(where: Deployment, faults: Sequence[str]) -> Deployment:
 
     Args:
         where: the cluster.
-        faults: e.g. ``"link:leaf3-spine1=10%"``, both ways; ``"link:leaf3-spine1=down"``; ``"gpu:s0.gpu3=80%"``.
+        faults: e.g. ``"link:unit0.rail0-s0.nic0=10%"``, both ways; ``"link:unit0.rail0-s0.nic0=down"``;
+            ``"gpu:s0.gpu3=80%"``.
 
     Raises:
         ConfigError: a fault is written wrongly, or names what the cluster does not have.

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
+from foretrain.device import preset
+from foretrain.device.gpu import stack_factor
 from foretrain.errors import ConfigError, unknown
 from foretrain.experiments.execution import Backend, check_workers, workers
 from foretrain.experiments.result_store import ResultStore
-from foretrain.launch import launched
+from foretrain.launch import check_no_interpreter, launched
 from foretrain.live.device import native_build
 from foretrain.live.device.settings import ExpertLoads
 from foretrain.network.deployment import Deployment
@@ -22,11 +24,12 @@ from foretrain.recipe_search import evaluation
 from foretrain.recipe_search.bill import Bill, Failures, bill_of, switch_power
 from foretrain.recipe_search.evaluation import Account, RunResult, RunSetting, digest_of
 from foretrain.recipe_search.expert_curve import RECIPES, ExpertCurve, expert_curves
-from foretrain.recipe_search.space import Recipe, declared, expand
+from foretrain.recipe_search.space import Recipe, Value, declared, expand, value_text
 from foretrain.recipe_search.strategy import Objective, Progress, RecipeState, Search, SearchFindings
 
 Goal: TypeAlias = Literal["step", "cost", "energy", "goodput"]
 """What to minimise."""
+_FAILURES = "say what fails, e.g. failures=ft.Failures(mtbf=9000, checkpoint=30, restart=300), in seconds"
 
 
 @dataclass(frozen=True)
@@ -91,9 +94,9 @@ def search(
     goal: Goal = "step",
     price: float | None = None,
     failures: Failures | None = None,
-    checkpoint_every: float | None = None,
+    checkpoint_every: float | Literal["auto"] | None = None,
     run_tokens: float | None = None,
-    compare_with: str | None = None,
+    compare_with: str | Mapping[str, Value] | None = None,
     exhaustive: bool = False,
     jobs: int | None = None,
     backend: Backend = "processes",
@@ -118,9 +121,9 @@ def search(
             steps alone), time with failures (goodput), money (cost) or energy.
         price: of a GPU's hour; None takes a list price, with its date, where one is known.
         failures: of the whole job; None knows none.
-        checkpoint_every: seconds of work between checkpoints; None takes the best.
+        checkpoint_every: seconds of work between checkpoints; None and ``"auto"`` take the best.
         run_tokens: of the whole run, to tell what that takes.
-        compare_with: a recipe to simulate whole in any case, e.g. ``"tp=8,pp=2"``.
+        compare_with: a recipe to simulate whole in any case, e.g. ``"tp=8,pp=2"`` or ``{"tp": 8, "pp": 2}``.
         exhaustive: simulate every recipe whole.
         jobs: workers on this machine; as many as it has cores where None.
         backend: what simulates.
@@ -137,26 +140,31 @@ def search(
     if goal not in get_args(Goal):
         raise unknown("goal", goal, get_args(Goal))
     if launcher := launched(["-m", *words] if module else words):
-        raise launcher.refusal("script")
+        raise launcher.refusal("script", "search")
+    check_no_interpreter(words[0])
     if not module and not Path(words[0]).is_file():
         raise ConfigError("script", words[0], "is no file", f"there is none at {Path(words[0]).absolute()}")
     if budget is not None and not (isinstance(budget, int | float) and budget > 0):
         raise ConfigError("budget", budget, "is no time", "write e.g. 10min; in Python, seconds")
     check_workers(jobs, backend, address)
+    if not isinstance(failures, Failures | None):
+        raise ConfigError("failures", failures, "is no Failures", _FAILURES)
+    if failures is None and checkpoint_every is not None:
+        raise ConfigError("checkpoint_every", checkpoint_every, "does nothing where nothing fails", _FAILURES)
     sound = equipped(cluster, device)[0]
     where = with_faults(sound, faults)
+    assert where.device is not None
+    stack_factor(preset(where.device), factor)  # raises where there is none, before anything starts
     gpus = _gpus_per_server(where)
     file = declared(space)
     if run_tokens is not None and file.tokens is None:
         remedy = 'write it into the space, e.g. tokens = "global_batch * sequence"'
         raise ConfigError("run_tokens", run_tokens, "needs the tokens of a step, which the space does not say", remedy)
     recipes = expand(file, words, where.total_gpus, gpus)
-    own = None if compare_with is None else recipes.find(compare_with)
+    own = None if compare_with is None else recipes.find(_recipe_text(compare_with))
     native_build.built()
-    assert where.device is not None
-    bill = bill_of(
-        where.device, where.total_gpus, price, failures, checkpoint_every, run_tokens, gpus, switch_power(sound)
-    )  # fmt: skip
+    every = None if checkpoint_every == "auto" else checkpoint_every
+    bill = bill_of(where.device, where.total_gpus, price, failures, every, run_tokens, gpus, switch_power(sound))
     objective = _objective(goal, bill)
     loads = ExpertLoads.parse(experts)
     given = {part for recipe in recipes.recipes for word in recipe.argv[1:] for part in (word, word.partition("=")[2])}
@@ -184,6 +192,15 @@ def search(
     return SearchResult(
         found, cluster, where.total_gpus, compared, bill, goal, experts, curves, device, tuple(faults), str(factor)
     )  # fmt: skip
+
+
+def _recipe_text(recipe: str | Mapping[str, Value]) -> str:
+    """Return a recipe as `RecipeSpace.find` reads it, also of a dictionary."""
+    if isinstance(recipe, Mapping):
+        return ",".join(f"{name}={value_text(value)}" for name, value in recipe.items())
+    if not isinstance(recipe, str):
+        raise ConfigError("compare_with", recipe, "is no recipe", "write e.g. tp=8,pp=2")
+    return recipe
 
 
 def _objective(goal: Goal, bill: Bill) -> Objective:

@@ -492,7 +492,7 @@ def bill_of(
     if price is not None:
         _check("price", price, "is no price", "write what a GPU costs an hour, e.g. 2.5", least=0.0)
     if interval is not None:
-        _check("checkpoint_every", interval, "is no time", "write auto, or e.g. 30min")
+        _check("checkpoint_every", interval, "is no time", "write auto, or e.g. 30min; in Python, seconds")
     if run is not None:
         _check("run_tokens", run, "is no number of tokens", "write e.g. 2e12")
     known = _known()["gpus"].get(device, {})

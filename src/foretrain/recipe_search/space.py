@@ -39,7 +39,7 @@ import runpy
 import shlex
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -313,6 +313,7 @@ def expand(file: SpaceFile, script: Sequence[str], world: int, gpus: int) -> Rec
     words, fixed = _read_flags(words, file.flags)
     axes = {name: _listed(value) for name, value in file.values.items() if name not in fixed}
     _check_used(file, axes, words)
+    _check_flags(file, {*axes, *fixed}, words)
     fitting: list[dict[str, Value]] = []
     excluded: Counter[tuple[str, ...]] = Counter()  # by all conditions that a point fails
     points = 0
@@ -339,6 +340,23 @@ def expand(file: SpaceFile, script: Sequence[str], world: int, gpus: int) -> Rec
     return RecipeSpace(recipes, points, dict(by_rule), varying, file, tuple(words))
 
 
+def _check_flags(file: SpaceFile, known: Set[str], words: Sequence[str]) -> None:
+    """Raise ConfigError where a name that an expression uses is a flag's, and the command line lacks that flag."""
+    texts = {
+        **{f"derived.{name}": text for name, text in file.derived.items()},
+        **{f"short.{name}": text for name, text in file.short.items()},
+        **({} if file.tokens is None else {"tokens": file.tokens}),
+    }
+    used = {*file.short, *(match for word in words for match in _PLACE.findall(word))}
+    for field, text in [*texts.items(), *(("require", rule) for rule in file.require if isinstance(rule, str))]:
+        used.update(_compiled(text, field)[1])
+    missing = [flag for name, flag in file.flags.items() if name in used - {*known, *file.derived}]
+    flags = ", ".join(flag if isinstance(flag, str) else flag[0] for flag in missing)
+    if flags:
+        problem = "does not have all flags that the space reads"
+        raise ConfigError("script", shlex.join(words[:1]), problem, f"give {flags} among its arguments")
+
+
 def _nearest(excluded: Mapping[tuple[str, ...], int]) -> str:
     """Return without which conditions most points would be recipes: as few conditions at once as possible."""
     fewest = min(map(len, excluded))
@@ -359,7 +377,7 @@ def _tokens(file: SpaceFile, names: Names, values: Names) -> float | None:
         return None
     found = evaluate(file.tokens, names, "tokens")
     if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < math.inf:
-        recipe = ", ".join(f"{name}={_text(value)}" for name, value in values.items())
+        recipe = ", ".join(f"{name}={value_text(value)}" for name, value in values.items())
         problem = f"gives {found!r}{f' for {recipe}' if recipe else ''}"
         raise ConfigError("tokens", file.tokens, problem, "write what is more than 0, or exclude that by require")
     return float(found)
@@ -457,21 +475,25 @@ def _argv(words: Sequence[str], names: Names) -> tuple[str, ...]:
     def written() -> Iterator[str]:
         for word in words:
             if match := _PLACE.fullmatch(word):
-                yield from shlex.split(_text(names[match[1]]))
+                yield from shlex.split(value_text(names[match[1]]))
             else:
-                yield _PLACE.sub(lambda found: _text(names[found[1]]), word)
+                yield _PLACE.sub(lambda found: value_text(names[found[1]]), word)
 
     if any(word.find("{recipe}") >= 0 for word in words):
-        names = {**names, "recipe": "-".join(_text(names[n]).replace("/", "_") for n in sorted(names) if n != "recipe")}
+        names = {
+            **names,
+            "recipe": "-".join(value_text(names[n]).replace("/", "_") for n in sorted(names) if n != "recipe"),
+        }
     return tuple(written())
 
 
 def _is(value: Value, text: str) -> bool:
     """Return whether ``text``, as `Recipe.__str__` writes it, is ``value``."""
-    return _text(value) == text or (value == "" and text == "none")
+    return value_text(value) == text or (value == "" and text == "none")
 
 
-def _text(value: Value) -> str:
+def value_text(value: Value) -> str:
+    """Return a value as the command line has it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -90,7 +90,7 @@ def install_launcher_guard() -> None:
         if event in _STARTS and os.getpid() == owner:
             found = launched(_words(event, given))
             if found is not None:
-                raise found.refusal("launcher")
+                raise found.refusal("launcher", "simulate")
 
     sys.addaudithook(audit)
 

@@ -13,6 +13,7 @@ A topology never changes; `Topology.changed` and `Topology.straggling` make anot
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -138,11 +139,12 @@ class Topology:
         return ordered | {"ranks": len(self.ranks), "links": self.links}
 
     def node(self, name: str) -> int:
-        """Return the index of the node called ``name``; ConfigError lists near names."""
+        """Return the index of the node called ``name``; ConfigError lists near names, and one of each kind of name."""
         for index, node in enumerate(self.nodes):
             if node.name == name:
                 return index
-        raise unknown("node", name, (node.name for node in self.nodes))
+        examples = {re.sub("[0-9]+", "", node.name): node.name for node in reversed(self.nodes)}
+        raise unknown("node", name, (node.name for node in self.nodes), reversed(examples.values()))
 
     def between(self, source: str, target: str) -> NDArray[np.int64]:
         """Return the links from one node to another, by name; ConfigError where there are none."""
