@@ -37,6 +37,7 @@ from foretrain.report.recipes import (
     search_lines,
     show,
     summary_lines,
+    warnings,
 )
 from tests.live.command import _require_device
 from tests.recipe_search.test_strategy import SCRIPT as SCRIPT_OF_PIPELINES
@@ -657,6 +658,19 @@ def test_a_script_without_routers_has_no_curve_of_loads(tmp_path: Path) -> None:
     curves, pool = _curves(tmp_path / "none", simulated)
     assert curves == ()
     assert len(pool.asked) == 2
+
+
+@pytest.mark.parametrize(("factor", "warned"), [(None, True), (1.5, False)])
+def test_loads_of_experts_that_no_router_takes_are_warned_of(
+    factor: float | None, warned: bool, tmp_path: Path
+) -> None:
+    found, _ = searched(tmp_path)
+    for one in found.candidates:
+        one.pieces = {index: structs.replace(each, busiest_expert=factor) for index, each in one.pieces.items()}
+        one.outcome = one.outcome and structs.replace(one.outcome, busiest_expert=factor)
+    words = "the loads of --experts changed nothing"
+    assert (words in "".join(warnings(SearchResult(found, "dgx-h100:2", 16, experts="lognormal(0.3)")))) == warned
+    assert words not in "".join(warnings(SearchResult(found, "dgx-h100:2", 16)))
 
 
 def test_a_budget_ends_a_curve_of_loads_with_what_it_has(tmp_path: Path, capsys) -> None:

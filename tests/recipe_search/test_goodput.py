@@ -42,6 +42,32 @@ def test_the_closed_form_is_within_one_percent_of_the_simulation(mtbf: float, ch
     assert goodput(failures, interval) == pytest.approx(simulated, rel=0.01)
 
 
+@pytest.mark.parametrize("written", [0.0, 40.0])
+def test_counting_equal_checkpoints_at_once_gives_what_one_by_one_gives(written: float) -> None:
+    failures = Failures(2 * HOUR, 5.0, 300.0, written=written)
+    never = replace(failures, stragglers=Stragglers(1e15, 1.0, 0.5))  # none in this time, but each interval is walked
+    at_once, one_by_one = (simulated_goodput(each, 50.0, work=1000 * HOUR) for each in (failures, never))
+    assert at_once == pytest.approx(one_by_one, rel=1e-9)
+
+
+def test_rare_failures_with_many_checkpoints_between_them_are_simulated_too() -> None:
+    account = msgspec.structs.replace(ACCOUNT, state=1e6)
+    bill = bill_of("H100", 8, None, Failures(4000 * HOUR, 0.0, 300.0, rate=2e9))
+    numbers = bill.failure_numbers(account)
+    assert numbers is not None
+    assert numbers["simulated_goodput"] == pytest.approx(numbers["goodput"], rel=0.01)
+    assert any("in a simulation of failures" in line for line in bill.lines(account, 1.0))
+
+
+def test_it_is_said_where_failures_are_too_rare_to_be_simulated_among_slow_gpus() -> None:
+    slow = Stragglers(600.0, 60.0, 0.7)
+    bill = bill_of("H100", 8, None, Failures(4000 * HOUR, 0.0, 300.0, rate=2e9, stragglers=slow))
+    numbers = bill.failure_numbers(ACCOUNT)
+    assert numbers is not None
+    assert numbers["simulated_goodput"] is None
+    assert any("too rare to be simulated" in line for line in bill.lines(ACCOUNT, 1.0))
+
+
 def test_the_best_interval_beats_its_neighbours_and_is_near_youngs_where_failures_are_rare() -> None:
     failures = Failures(100 * HOUR, 30.0, 600.0)
     best = best_interval(failures)

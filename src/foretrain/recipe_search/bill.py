@@ -235,8 +235,14 @@ def simulated_goodput(
     before, written = 0.0, 0.0  # work of the checkpoint before the last, and when the last is written
     fails = draw.expovariate(1 / failures.mtbf)
     broken: list[float] = []  # when servers that failed are repaired, in order
+    whole = interval + failures.checkpoint  # of one interval, where nothing is slow
     while saved < work and happened + speeds.drawn < events:
         happened += 1
+        # Checkpoints before the next failure are alike where no GPU turns slow: all but the last are counted at once.
+        alike = 0 if failures.stragglers else int(min((fails - now) / whole, (work - saved) / interval)) - 1
+        if alike > 1:
+            now, saved = now + alike * whole, saved + alike * interval
+            before, written = saved - interval, now + failures.written
         piece = min(interval, work - saved)
         end = speeds.end_of(now, piece) + (failures.checkpoint if saved + piece < work else 0.0)
         if end <= fails:
@@ -470,6 +476,8 @@ class Bill:
             yield f"the job waits for repairs for {failures.waiting:.2%} of the time; with one more spare, {more:.2%}"
         if simulated is not None:
             yield f"in a simulation of failures, one by one, goodput is {simulated:.2%}"
+        elif not math.isinf(failures.mtbf):
+            yield "failures are too rare to be simulated one by one, with the checkpoints and slow GPUs between them"
         if failures.stragglers is not None:
             without = goodput(replace(failures, stragglers=None), every)
             yield (

@@ -118,6 +118,10 @@ def _counted(count: int, noun: str) -> str:
 def warnings(result: SearchResult) -> Iterator[str]:
     """Yield what the user should know: of the search, and of curves that the budget cut short."""
     yield from result.found.warnings
+    outcomes = [outcome for one in result.found.candidates for outcome in (one.outcome, *one.pieces.values())]
+    done = [one for one in outcomes if one is not None and one.account is not None]
+    if result.experts != "balanced" and all(one.busiest_expert is None for one in done):
+        yield "the loads of --experts changed nothing: no counted choices of a router's topk or argmax were seen"
     made, wanted = sum(len(one.points) for one in result.curves), COUNT * len(result.curves)
     if made < wanted:
         yield f"the budget left {made} of {wanted} simulations of the curves of experts' loads"
