@@ -9,8 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from foretrain.device import preset
 from foretrain.errors import ConfigError
 from foretrain.network.deployment_notation import deployment, equipped
+from foretrain.recipe_search import bill
 from foretrain.recipe_search.api import Goal, _objective
 from foretrain.recipe_search.bill import (
     Failures,
@@ -270,7 +272,7 @@ def test_a_run_takes_its_steps_and_what_failures_take() -> None:
 def test_of_an_unknown_gpu_nothing_is_made_up() -> None:
     bill = bill_of("K80", 8, None)
     assert bill.money(ACCOUNT) is bill.joules(ACCOUNT) is None
-    assert not list(bill.lines(ACCOUNT, None))
+    assert all(" known" in line for line in bill.lines(ACCOUNT, None))
 
 
 def test_failures_make_tokens_dearer() -> None:
@@ -419,3 +421,18 @@ def test_failures_that_cannot_be_are_refused(field: str, wrong: dict[str, Any]) 
 def test_stragglers_that_cannot_be_are_refused(wrong: tuple[float, float, float]) -> None:
     with pytest.raises(ConfigError, match="stragglers"):
         Stragglers(*wrong)
+
+
+def test_every_price_has_a_date_and_a_source() -> None:
+    for name, known in bill._known()["gpus"].items():
+        assert preset(name).name == name
+        assert ("price" in known) == ("date" in known) == ("source" in known), name
+
+
+def test_a_price_or_a_power_that_is_not_known_is_said_to_be_missing() -> None:
+    lines = [*bill_of("L40S", 8, None).lines(ACCOUNT, 1.0)]
+    assert any(line.startswith("no list price of L40S is known: ") and line.endswith("--price 2.5") for line in lines)
+    assert "the power of L40S is not known, so neither is energy" in lines
+    assert not any(" known" in line for line in bill_of("H100", 8, None).lines(ACCOUNT, 1.0))
+    with pytest.raises(ConfigError, match=r"no list price of L40S is known; give what a GPU costs .* --price 2.5"):
+        _objective("cost", bill_of("L40S", 8, None))

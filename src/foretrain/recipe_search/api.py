@@ -29,6 +29,7 @@ from foretrain.recipe_search.strategy import Objective, Progress, RecipeState, S
 
 Goal: TypeAlias = Literal["step", "cost", "energy", "goodput"]
 """What to minimise."""
+_PRICE = "give what a GPU costs an hour, e.g. --price 2.5; in Python, price=2.5"
 _FAILURES = "say what fails, e.g. failures=ft.Failures(mtbf=9000, checkpoint=30, restart=300), in seconds"
 
 
@@ -212,7 +213,7 @@ def _objective(goal: Goal, bill: Bill) -> Objective:
             raise ConfigError("goal", goal, "needs to know how often the job fails", "give the failures: --mtbf 50000h")
         return lambda account, recipe: step_time(account, recipe) / bill.useful(account)
     if goal == "cost" and bill.price is None:
-        raise ConfigError("goal", goal, f"needs a price, and no list has {bill.device}", "give it: --price 2.5")
+        raise ConfigError("goal", goal, f"needs a price, and no list price of {bill.device} is known", _PRICE)
     if goal == "energy" and bill.watts is None:
         raise ConfigError("goal", goal, f"needs the power of {bill.device}, which is not known", "take another goal")
     counted = bill.money if goal == "cost" else bill.joules

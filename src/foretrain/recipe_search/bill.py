@@ -450,6 +450,10 @@ class Bill:
             totals += [] if money is None else [f"{self.amount(steps * money, ',.0f')} for the GPUs"]
             totals += [] if joules is None else [f"{steps * joules / 3.6e9:,.1f} MWh"]
             yield f"the run of {self.run:.3g} tokens: {', '.join(totals)}"
+        if self.price is None:
+            yield f"no list price of {self.device} is known: give what a GPU costs an hour, e.g. --price 2.5"
+        if self.watts is None:
+            yield f"the power of {self.device} is not known, so neither is energy"
         if self.failures is not None:
             yield from self._failure_lines(account)
 
