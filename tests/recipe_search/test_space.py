@@ -250,3 +250,22 @@ def test_an_unknown_preset_names_those_that_there_are():
 def test_a_flag_that_a_space_reads_is_asked_for_where_it_is_missing(preset: str, given: str, flags: str) -> None:
     with pytest.raises(ConfigError, match=f"; give {flags} among its arguments"):
         expand(declared(preset), ["train.py", *given.split()], 64, 8)
+
+
+@pytest.mark.parametrize(
+    ("value", "flags"),
+    [
+        ("none", ()),
+        ("selective", ("--recompute-activations",)),
+        ("full", ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]),
+        ("--recompute-granularity selective", ("--recompute-granularity", "selective")),
+    ],
+)
+def test_recomputation_of_megatron_has_short_names(value: str, flags: tuple[str, ...]) -> None:
+    space = {"extends": "megatron", "values": {"recompute": value, "tp": 1, "pp": 1, "micro_batch": [1, 2]}}
+    given = "pretrain_gpt.py --num-layers 8 --seq-length 4096 --global-batch-size 64"
+    (first, _) = expand(declared(space), given.split(), 8, 8).recipes
+    assert first.argv[first.argv.index("--micro-batch-size") + 2 :] == tuple(flags)
+    assert str(first) == "micro_batch=1"
+    every = expand(declared("megatron"), given.split(), 8, 8)
+    assert {one.values["recompute"] for one in every.recipes} == {"none", "selective", "full"}

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from msgspec import structs
 
 from foretrain.experiments.result_store import ResultStore
+from foretrain.live.rank_processes import OutOfMemory
 from foretrain.recipe_search.api import step_time
 from foretrain.recipe_search.comparison import bound_by, front, interval, ratio, sigma, why_slower
 from foretrain.recipe_search.evaluation import (
@@ -257,6 +260,21 @@ def test_a_value_that_the_script_refuses_does_not_end_the_search(tmp_path: Path,
 def test_a_space_in_which_nothing_fits_says_what_kills_most(tmp_path: Path) -> None:
     with pytest.raises(NoRecipe, match=r"run out of memory and 0 fail.*Most run out of GPU memory, e\.g\. tp="):
         searched(tmp_path, lambda run: simulated(run, usable=5.0))
+
+
+def test_where_nothing_fits_what_most_memory_is_for_is_counted(tmp_path: Path) -> None:
+    def too_large(run: RecipeRun) -> RunResult:
+        parts = {"activations": 70 << 30, "parameters": (80 if run.argv[6] == "1" else 3) << 30}
+        trace = SimpleNamespace(
+            rank=0, steps=[], memory={"out_of_memory": "", "reserved": 75 << 30, "breakdown": parts}
+        )
+        return RunResult(run.id, "memory", reason=str(OutOfMemory((trace,))))  # pyright: ignore[reportArgumentType]
+
+    with pytest.raises(NoRecipe) as refused:
+        searched(tmp_path, too_large, exhaustive=True)
+    found = re.search(r"as far as it is known: activations in (\d+), parameters in (\d+)$", str(refused.value))
+    assert found is not None
+    assert int(found[1]) > int(found[2]) > 0
 
 
 def test_a_flag_that_makes_no_difference_is_warned_of(tmp_path: Path) -> None:

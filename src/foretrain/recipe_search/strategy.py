@@ -60,6 +60,8 @@ _SHOWN = 3
 """Recipes to run whole at least."""
 _SAME_FAILURE = 6
 """Recipes that must fail in the same words, numbers apart, to look whether those with other values fail as well."""
+_LARGEST_PART = re.compile(r"Of them were allocated \S+ \S+ for ([a-z]+)")
+"""What most memory is for, in the words of `foretrain.live.rank_processes.OutOfMemory`."""
 
 
 class NoRecipe(ForetrainError):
@@ -427,9 +429,12 @@ class Search:
         kind = max(counts, key=lambda kind: len(counts[kind]))
         example = counts[kind][0]
         what = "run out of GPU memory" if kind == "memory" else "fail in the script"
+        largest = Counter(found[1] for one in counts["memory"] if (found := _LARGEST_PART.search(one.reason)))
+        parts = ", ".join(f"{name} in {count}" for name, count in largest.most_common())
+        told = f". The largest part of the memory, as far as it is known: {parts}" if parts else ""
         return (
             f"none of {len(self.candidates)} recipes works: {len(counts['memory'])} run out of memory and "
-            f"{len(counts['invalid'])} fail in the script. Most {what}, e.g. {example.recipe}: {example.reason}"
+            f"{len(counts['invalid'])} fail in the script. Most {what}, e.g. {example.recipe}: {example.reason}{told}"
         )
 
     def _hasty(self, winner: RecipeState) -> Iterator[str]:
