@@ -32,6 +32,10 @@ PARSERS = (units.parse_time, units.parse_size, units.parse_rate)
         (units.parse_rate, "100 Gb/s", 12.5e9),
         (units.parse_rate, "12.5GB/s", 12.5e9),
         (units.parse_rate, "8bps", 1.0),
+        (units.parse_share, "3.5%", 0.035),
+        (units.parse_share, " 100 %", 1.0),
+        (units.parse_share, ".2", 0.2),
+        (units.parse_share, "1e-05", 1e-5),
     ],
 )
 def test_a_time_a_size_and_a_rate_are_read(parse, text, value):

@@ -76,6 +76,14 @@ def parse_rate(text: object, field: str = "rate") -> float:
     return float(rate)
 
 
+def parse_share(text: str, field: str = "share") -> float:
+    """0.035 of ``"3.5%"`` and of ``"0.035"``; what is larger than 1 is not refused."""
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)\s*(%?)\s*", text)
+    if match is None:
+        raise ConfigError(field, text, "is not a share", "write e.g. '3.5%'")
+    return float(match[1]) / (100 if match[2] else 1)
+
+
 def to_seconds(time: Time) -> float:
     """Seconds of a number of picoseconds: for people and for plots, never for arithmetic on events."""
     return time / SECOND

@@ -75,6 +75,7 @@ def test_transports_have_short_forms_and_asynchronous_updates_run_on_the_servers
 def test_text_of_bounded_loss_says_what_differs_from_the_defaults():
     assert as_transport("bounded()") == BoundedLoss()
     assert as_transport("bounded(over=ps, updates=servers)") == BoundedLoss(over="ps", updates="servers")
+    assert as_transport("bounded(tolerance=3.5%)") == BoundedLoss(0.035)
     asked = as_transport("bounded(tolerance=auto, ending=early_close, reliable_steps=3, hadamard=true)")
     assert asked == BoundedLoss("auto", reliable_steps=3, ending="early_close", hadamard=True)
 

@@ -70,11 +70,13 @@ def up(
         json: write what status --json writes.
     """
     from foretrain.lab import Lab
-    from foretrain.lab.compare import share
     from foretrain.lab.conditions import Conditions
+    from foretrain.units import parse_share
 
     check_writable(json=json)
-    conditions = Conditions(bands, drop, share(loss, "loss"), lossy_host, share(background, "background"), burst)
+    conditions = Conditions(
+        bands, drop, parse_share(loss, "loss"), lossy_host, parse_share(background, "background"), burst
+    )
     lab = Lab.up(name, hosts, rate, queue=queue, congestion=congestion, conditions=conditions)
     first, last = lab.hosts[0], lab.hosts[-1]
     _print(f"lab {name!r} is up: hosts 0 to {last.index}, {first.address} to {last.address}, {_rate_text(rate)}")
@@ -362,10 +364,10 @@ def compare(
     """
     from rich.console import Console
 
-    from foretrain.lab.compare import SCHEDULES, duration, experiment, plan_of, share
+    from foretrain.lab.compare import SCHEDULES, duration, experiment, plan_of
     from foretrain.lab.compare import compare as compare_all
     from foretrain.report.lab import lab_page, lab_summary, lab_trace
-    from foretrain.units import parse_time
+    from foretrain.units import parse_share, parse_time
 
     check_writable(html=html, trace=trace, json=json)
     options = {
@@ -375,8 +377,8 @@ def compare(
         "step_time": parse_time(step_time, "step-time") if step_time else None,
         "iterations": iterations,
         "rounds": rounds,
-        "straggler": share(straggler, "straggler"),
-        "jitter": share(jitter, "jitter"),
+        "straggler": parse_share(straggler, "straggler"),
+        "jitter": parse_share(jitter, "jitter"),
         "seed": seed,
         "traced": html is not None or trace is not None,
     }

@@ -48,13 +48,13 @@ from foretrain.launch import LaunchSettings
 from foretrain.launch.child_processes import check_every
 from foretrain.launch.command import check_secret, read_secret, torchrun_options
 from foretrain.parent_death import end_with_parent
-from foretrain.units import SECOND, parse_time
+from foretrain.units import SECOND, parse_share, parse_time
 
 _EXAMPLE = "foretrain run --nproc 2 -- train.py"
 
 
 def _share_or_auto(text: str) -> float | Literal["auto"]:
-    return "auto" if text == "auto" else float(text)
+    return "auto" if text == "auto" else parse_share(text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -12,9 +11,10 @@ import tyro
 from foretrain.cli.arguments import JsonFile, ShareText, check_writable, command_line, write_outputs
 from foretrain.cli.progress import progress_bar
 from foretrain.cli.record import loaded
-from foretrain.errors import ConfigError, MissingExtra
+from foretrain.errors import MissingExtra
 from foretrain.files import write_json
 from foretrain.torch_version import require_torch
+from foretrain.units import parse_share
 
 _WAYS = {"ps": "parameter_server", "ring": "ring", "halving-doubling": "halving_doubling"}
 
@@ -73,7 +73,7 @@ def tolerance(
     from foretrain.report.tolerance import page, summary
 
     way = LossyExchange(cast(Any, _WAYS[exchange]), workers, back, gap, Tagging(losses), payload)
-    shares = tuple(_share(text, f"grid[{index}]") for index, text in enumerate(grid))
+    shares = tuple(parse_share(text, f"grid[{index}]") for index, text in enumerate(grid))
     settings = ToleranceSettings(way, shares, seeds, rounds, evaluations, more, margin)
     with loaded(target) as function:
         name = target.rpartition(":")[2]
@@ -86,11 +86,3 @@ def tolerance(
         (html, lambda path: page(found, path, command_line())),
         (json, lambda path: write_json(path, found.to_dict())),
     )
-
-
-def _share(text: str, field: str) -> float:
-    """Return 0.035 for ``"3.5%"`` and for ``"0.035"``."""
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(%?)\s*", text)
-    if match is None:
-        raise ConfigError(field, text, "is not a share", "write e.g. '3.5%'")
-    return float(match[1]) / (100 if match[2] else 1)

@@ -20,7 +20,7 @@ import msgspec
 
 from foretrain.comm.ps.consistency import consistency
 from foretrain.errors import ConfigError, unknown
-from foretrain.units import parse_time, to_seconds
+from foretrain.units import parse_share, parse_time, to_seconds
 
 if TYPE_CHECKING:
     from foretrain.planner import ScheduleRequest
@@ -271,6 +271,9 @@ def _bounded(text: str) -> BoundedLoss:
 
 def _number(text: str) -> bool | float | str:
     """Return the number or flag that ``text`` writes; else ``text``, which `BoundedLoss` refuses but for "auto"."""
+    if text.endswith("%"):
+        with contextlib.suppress(ConfigError):
+            return parse_share(text)
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):

@@ -297,7 +297,8 @@ def _gather_with(server: SummingServer | None, control: ControlPlane, values: Se
     own = server.row() if server is not None else []
     rows.append(list(control.gather(own or [0] * len(rows[0]))[0]))
     if not any(rows[-1]):
-        raise LinkError("the server that sums has not started; the output of rank 0 says why")
+        why = server.how_it_ended() if server is not None else "the output of rank 0 says why"
+        raise LinkError(f"the server that sums, a process of rank 0, has not started: {why}")
     if server is not None:
         server.tell(rows)
     return rows

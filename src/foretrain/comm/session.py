@@ -556,6 +556,8 @@ class Session:
             if self._closed:
                 return
             self._closed = True
+        if reason is not None and self.rank == 0 and self.ledger is not None:
+            logger.info("%s, until it failed: %s", self.schedule, self.ledger.line())
         atexit.unregister(self.close)
         try:
             if self._runtime is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
@@ -232,14 +231,6 @@ def attached(text: str) -> LabCase:
     if plus and compression.strip() not in ("fp16", "bf16"):
         raise unknown("compression", compression.strip(), ("fp16", "bf16"))
     return LabCase("attach", schedule=request_text(requested_schedule(plain)), compression=compression.strip() or None)
-
-
-def share(text: str, field: str) -> float:
-    """Parse a share: 0.2 for ``"20%"`` and for ``"0.2"``."""
-    match = re.fullmatch(r"\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*(%?)\s*", text)
-    if match is None:
-        raise ConfigError(field, text, "is not a share", "write e.g. '20%'")
-    return float(match[1]) / (100 if match[2] else 1)
 
 
 def _transformer_size() -> int:

@@ -1,5 +1,6 @@
 import os
 import time
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from foretrain.comm.bounded.collectives import BoundedCollectives, Hint
 from foretrain.comm.collectives.plan import DOUBLING_LIMIT, KINDS
 from foretrain.comm.coordinator.link import LinkError
+from foretrain.comm.options import Ending
 from foretrain.errors import ConfigError
 from tests.comm.bounded.group import engines, group, has_ipv6, in_threads
 from tests.comm.bounded.relay import Network, hostile, losing, perfect
@@ -282,6 +284,20 @@ def test_where_udp_is_blocked_tcp_takes_over_and_each_rank_says_of_whom(caplog):
         ("WARNING", f"rank {one} takes no packets of 8232 bytes over UDP: {why}their MTU the network's?")
         for one in ("0: rank 1", "0: rank 2", "1: rank 0", "1: rank 2", "2: rank 0", "2: rank 1")
     }
+
+
+@pytest.mark.parametrize("ending", get_args(Ending))
+def test_nothing_is_lost_over_tcp_though_it_may_be(ending):
+    with (
+        Network(losing(1.0)) as network,
+        group(2, network=network, blocked=0.2, ending=ending, tolerance=0.3, droppable="packet") as members,
+    ):
+        for seed in range(3):
+            arrays, total = inputs("float32", 2, 100_000, seed)
+            works = [each.all_reduce(values) for each, values in zip(members, arrays, strict=True)]
+            assert all(work.wait(300) for work in works)
+            np.testing.assert_array_equal(arrays[1], total)
+            assert not any(work.losses for work in works)
 
 
 def test_where_udp_is_blocked_half_way_tcp_takes_over():

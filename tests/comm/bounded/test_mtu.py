@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from foretrain.comm.bounded import engine
 from foretrain.comm.bounded.collectives import BoundedCollectives, connect_engine
 from tests.comm.bounded.group import Exchange, has_ipv6, in_threads
 from tests.comm.collectives.test_ring import inputs, run
@@ -44,6 +45,16 @@ def routed(name: str, version: int) -> list[str]:
         set_ = f"echo 1 > /proc/sys/{FORWARD[version]}"
         subprocess.run(["ip", "netns", "exec", space, "sh", "-c", set_], check=True, capture_output=True)
     return [spaces[0], spaces[-1]]
+
+
+@pytest.mark.parametrize("mtu", [576, 600, 1280, 1500, 9000])
+def test_packets_fit_the_mtu_of_the_interface(mtu, monkeypatch):
+    monkeypatch.setattr(engine, "_mtu", lambda family, address: mtu)
+    with engine.open_socket("127.0.0.1") as made:
+        path = engine.own_path(made, [made.getsockname(), ("127.0.0.1", 9)], 0)
+    packet = path.payload + engine.HEADER + 28
+    assert packet <= mtu
+    assert packet > mtu - 16 or path.payload == 8192
 
 
 @pytest.mark.parametrize("version", [4, pytest.param(6, marks=has_ipv6)])

@@ -168,6 +168,8 @@ def test_losses_are_booked_to_tensors_and_ranks():
     assert made.by_tensor() == {"layer0": [0, 20], "layer3": [8, 80]}
     lost = "4.50% of the gradients' bytes were lost as far as this rank knows"
     assert made.line() == f"{lost}, most of layer3, layer0, 93% from rank 1"
+    made.sent = 10_000_000
+    assert made.line().startswith("less than 0.01% of the gradients' bytes were lost")
 
 
 def lossy(made, layout, task, size, source=1):

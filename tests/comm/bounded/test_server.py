@@ -1,5 +1,7 @@
 """A server that sums, in a process beside rank 0: ranks that are slow, and ranks that are lost."""
 
+import os
+import signal
 import threading
 import time
 from contextlib import contextmanager
@@ -7,8 +9,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from foretrain.comm.bounded import Hint
-from foretrain.comm.bounded.server import SummingServer
+from foretrain.comm.bounded import Hint, server
+from foretrain.comm.bounded.server import Opening, SummingServer
 from foretrain.comm.coordinator.addresses import decoded, encoded
 from foretrain.comm.coordinator.link import LinkError
 from foretrain.comm.options import BoundedLoss
@@ -47,19 +49,29 @@ class Control:
         return self._of_all(value)[0]
 
 
+def connected(timeout):
+    """Return a function that connects a rank; all have to be at the same time."""
+    barrier, rows = threading.Barrier(RANKS), [None] * RANKS
+    return lambda rank: _connect_bounded(
+        Control(rank, barrier, rows), BoundedLoss(0.3, "ps"), "127.0.0.1", bytes(32), timeout
+    )
+
+
 @contextmanager
 def served(timeout):
     """Collectives of the ranks over a server."""
-    barrier, rows = threading.Barrier(RANKS), [None] * RANKS
-
-    def connected(rank):
-        return _connect_bounded(Control(rank, barrier, rows), BoundedLoss(0.3, "ps"), "127.0.0.1", bytes(32), timeout)
-
-    members = in_threads(RANKS, connected)
+    members = in_threads(RANKS, connected(timeout))
     try:
         yield members
     finally:
         in_threads(RANKS, lambda rank: members[rank].close())
+
+
+def error_of(call):
+    """Return the text of the LinkError that ``call`` raises."""
+    with pytest.raises(LinkError) as raised:
+        call()
+    return str(raised.value)
 
 
 def ones():
@@ -80,6 +92,32 @@ def test_a_rank_that_falls_silent_after_its_push_keeps_rank_0_neither_waiting_no
             one.all_reduce(ones(), hint=LOSSY).wait(60)
         one.close()
         assert work.losses_elsewhere() is not None
+
+
+def test_a_server_that_hangs_while_it_starts_is_killed_and_named(monkeypatch):
+    monkeypatch.setattr(server, "_STARTS", 1.0)
+    tell = SummingServer.tell
+
+    def tell_and_stop(self, message):
+        tell(self, message)
+        if isinstance(message, Opening):
+            os.kill(self._process.pid, signal.SIGSTOP)
+
+    monkeypatch.setattr(SummingServer, "tell", tell_and_stop)
+    connect = connected(timeout=1.0)
+    why = ["it did not answer within 1 s, and was killed", "the output of rank 0 says why"]
+    assert in_threads(RANKS, lambda rank: error_of(lambda: connect(rank))) == [
+        f"the server that sums, a process of rank 0, has not started: {each}" for each in why
+    ]
+
+
+def test_rank_0_says_how_its_server_ended(caplog):
+    with served(timeout=5.0) as members:
+        members[0]._server._process.kill()
+        for error in in_threads(RANKS, lambda rank: error_of(lambda: members[rank].all_reduce(ones()).wait(60))):
+            assert "the server that sums, a process of rank 0, was lost" in error
+    said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert said == ["the server that sums, a process of rank 0: it was killed by signal 9 (Killed)"]
 
 
 def test_a_server_that_is_told_to_end_sees_through_what_is_under_way(monkeypatch):

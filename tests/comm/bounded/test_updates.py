@@ -185,7 +185,7 @@ def test_a_server_whose_update_fails_ends():
     values = [np.ones(COUNT, np.float32) for _ in range(RANKS)]
     with serving(Failing()) as (_, step):
         for work in step(values, [each.copy() for each in values])[:RANKS]:
-            with pytest.raises(LinkError, match="server that sums was lost"):
+            with pytest.raises(LinkError, match="server that sums, a process of rank 0, was lost"):
                 work.wait(60)
 
 

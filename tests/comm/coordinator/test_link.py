@@ -1,3 +1,4 @@
+import errno
 import os
 import secrets
 import socket
@@ -491,6 +492,23 @@ def test_where_nobody_listens_a_rank_gives_up_in_time():
         connect(address, SECRET, 3, 0.2)
     with pytest.raises(LinkError, match=r"cannot connect to no-such-host\.invalid:1"):
         connect(("no-such-host.invalid", 1), SECRET, 1, 1.0)
+
+
+def test_a_network_that_comes_a_moment_later_is_waited_for(monkeypatch):
+    class Unreachable(socket.socket):
+        left = 3
+
+        def connect(self, address):
+            Unreachable.left -= 1
+            if Unreachable.left > 0:
+                raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+            super().connect(address)
+
+    with unused() as address:
+        monkeypatch.setattr(module.socket, "socket", Unreachable)
+        with pytest.raises(LinkError, match="refused"):
+            connect(address, SECRET, 1, 0.2)
+    assert Unreachable.left <= 0
 
 
 def test_a_port_dialled_from_itself_is_not_a_listener(monkeypatch):

@@ -192,6 +192,7 @@ class BoundedCollectives:
         self._error: LinkError | None = None
         """Why nothing more can begin."""
         self._unfinished: deque[BoundedWork] = deque()
+        self._said_over_tcp = frozenset[int]()
         self._thread = threading.Thread(target=self._finish_all, name="foretrain-bounded", daemon=True)
         self._thread.start()
 
@@ -336,10 +337,8 @@ class BoundedCollectives:
         return np.array(header + numbers, np.int64)
 
     def _finish_all(self) -> None:
-        said = frozenset[int]()
         try:
-            while (losses := self.engine.next()) is not None:
-                said = self._warn(said)
+            while (losses := self.engine.next(self._warn)) is not None:
                 with self._lock:
                     work = self._unfinished[0]
                 losses = self._land(work, losses)
@@ -357,18 +356,18 @@ class BoundedCollectives:
         for work in left:
             work.finish([], error)
 
-    def _warn(self, said: frozenset[int]) -> frozenset[int]:
-        """Say which peers are served over TCP, and which went back, where that is not what was ``said``."""
-        served = self.engine.over_tcp()
+    def _warn(self) -> None:
+        """Say which peers are served over TCP, and which went back, where that has not been said."""
+        served, said = self.engine.over_tcp(), self._said_over_tcp
         for peer in sorted(served - said):
             logger.warning(
-                "rank %d: %s takes no packets of %d bytes over UDP: they go over TCP until UDP works, and nothing is "
-                "lost meanwhile; is UDP open between the hosts, and is their MTU the network's?",
-                *(self.rank, self._name(peer), self.engine.path.payload + HEADER),
+                "%s: %s takes no packets of %d bytes over UDP: they go over TCP until UDP works, and nothing is lost "
+                "meanwhile; is UDP open between the hosts, and is their MTU the network's?",
+                *(self._name(self.rank), self._name(peer), self.engine.path.payload + HEADER),
             )
         for peer in sorted(said - served):
-            logger.info("rank %d: UDP works again to %s", self.rank, self._name(peer))
-        return served
+            logger.info("%s: UDP works again to %s", self._name(self.rank), self._name(peer))
+        self._said_over_tcp = served
 
     def _name(self, peer: int) -> str:
         return "the server that sums" if peer == self.ranks else f"rank {peer}"
@@ -377,7 +376,8 @@ class BoundedCollectives:
         what = {0: "it hung up", -1: "another rank lost it"}.get(failed.why) or os.strerror(failed.why)
         if failed.rank == self.ranks:
             said = self.state.failure() if self.state is not None else ""
-            return LinkError(f"{self._name(failed.rank)} was lost: {said or what}; the output of rank 0 says more")
+            who = f"{self._name(failed.rank)}, a process of rank 0,"
+            return LinkError(f"{who} was lost: {said or what}; the output of rank 0 says more")
         text = f"{self._name(failed.rank)} was lost: {what}; that rank's own output says more"
         return LinkError(text, failed.rank)
 

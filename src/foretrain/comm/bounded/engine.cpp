@@ -43,7 +43,7 @@
 // Note [Over TCP]. A peer that takes no packets over UDP for `blocked`, though it is sent some, is served over TCP: it may
 // be that it answers nothing, or that only small packets arrive. Both sides then try a full packet over UDP every second,
 // from a second on, and from twice as long on whenever it happens again. A try that comes is answered by another, which
-// says so, and who hears that goes back to UDP.
+// says so, and who hears that goes back to UDP. What a peer sends over TCP is waited for as a whole.
 //
 // Note [Pulls]. A server that updates parameters sends these back in place of sums, from an array of their own, and ranks
 // have one for what comes. A packet that is lost there is not zeroed: what was there before stays, and is vital in the
@@ -73,6 +73,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "../collectives/sums.h"
@@ -219,6 +220,7 @@ struct Send {
     uint32_t asked = 0, last = 0;           // stamp of the last probe; number of the packet that went last
     bool went = false;                      // all of it, once
     bool begun = false, answered = false;   // since the last MAP
+    int64_t since_map = 0;                  // packets that have gone since then
     bool over = false;                      // all that went has been acknowledged, or has been asked for
     Bits pending, important;
 };
@@ -278,6 +280,7 @@ struct Peer {
     bool owes_ack = false, over_tcp = false, ended = false;
     int64_t heard = 0, asked = 0;   // ns; asked: since when there is no answer, 0 if there is
     int64_t quiet_since = 0, next_send = 0, pinged = 0;
+    int64_t no_batch_until = 0;     // ns: packets go to the kernel one by one, as it has refused a batch
     int64_t unheard = 0;            // ns: since when it is sent data of which none comes, 0 if some does
     int64_t next_try = 0, patience = QUIET, returned = 0;   // ns; see Note [Over TCP]
     uint32_t tries = 0;             // of its own that came, since it is served over TCP
@@ -327,10 +330,12 @@ class Engine {
     }
 
     // Waits for the next operation to be done; returns the numbers of its gaps, -1 when closed, -2 when a rank is lost:
-    // `failed` is then its number, and errno, 0 where it hung up, or -1 where another rank says so.
+    // `failed` is then its number, and errno, 0 where it hung up, or -1 where another rank says so. -3: some peer is
+    // served over TCP from now on, or no more.
     int64_t next(int64_t* failed, const int64_t** gaps) {
         std::unique_lock<std::mutex> lock(mutex_);
-        changed_.wait(lock, [this] { return !finished_.empty() || ended_; });
+        changed_.wait(lock, [this] { return !finished_.empty() || paths_changed_ || ended_; });
+        if (std::exchange(paths_changed_, false)) return -3;
         if (finished_.empty()) {
             failed[0] = failed_;
             failed[1] = failed_why_;
@@ -641,10 +646,10 @@ class Engine {
         return count ? float(sum / double(count)) : 0.0f;
     }
 
-    // Bytes that an array has to have yet until it is enough, without what is vital.
+    // Bytes that an array has to have yet until it is enough, without what is vital. Over TCP nothing is lost.
     int64_t needed(const Receive& receive) const {
         int64_t missing = receive.size - receive.got;
-        if (receive.need >= receive.size) return missing;
+        if (receive.need >= receive.size || peers_[receive.from].over_tcp) return missing;
         int64_t most = std::max(receive.packets / MOST_LOST * set_.payload, receive.size - receive.need);
         return std::max<int64_t>(missing - std::min(peers_[receive.from].budget, most), 0);
     }
@@ -676,7 +681,8 @@ class Engine {
 
     void complete(Operation& op, Receive& receive) {
         receive.touched = false;
-        if (receive.done || receive.vital_missing || (!receive.history && needed(receive))) return;
+        bool must_wait = !receive.history || peers_[receive.from].over_tcp;
+        if (receive.done || receive.vital_missing || (must_wait && needed(receive))) return;
         if (!receive.until) receive.wait_for_rest(now_);
         int64_t until = receive.history ? over_at(receive) : receive.until;
         if (receive.got < receive.size && now_ < until) {
@@ -973,7 +979,7 @@ class Engine {
         if (!receive.last) receive.last = now_;  // who asks has sent all
         receive.touched = true;
         peer.owes_ack = true;  // where nothing goes again, no map is an answer
-        bool repeats = ending_.repeats || ending_.over(receive.history, 0, 0) >= NEVER;
+        bool repeats = ending_.repeats || peer.over_tcp || ending_.over(receive.history, 0, 0) >= NEVER;
         say_missing(peer, op, receive, asked, repeats ? receive.packets : 0);
     }
 
@@ -1004,13 +1010,18 @@ class Engine {
         if (!send || header.stamp != send->asked || header.index >= send->packets) return;
         send->tries = 0;
         send->answered = true;
-        int64_t end = std::min<int64_t>(header.index + 8 * int64_t(header.length), send->packets);
+        int64_t end = std::min<int64_t>(header.index + 8 * int64_t(header.length), send->packets), again = 0;
         for (int64_t i = header.index; i < end; ++i) {
             if (!(data[(i - header.index) / 8] >> (i - header.index) % 8 & 1)) continue;
-            if (!send->pending.get(i)) send->pending.set(i), ++send->left;
+            if (!send->pending.get(i)) send->pending.set(i), ++send->left, ++again;
             send->important.set(i);  // what goes again must arrive
         }
         send->due = now_ + probe_delay(peer, 0);
+        // Bursts that are lost as a whole have no acknowledgements that would close the window.
+        int64_t went = peer.over_tcp ? 0 : send->since_map;
+        bool mostly_lost = (went > 1 && again >= went) || (went >= set_.first_window && 2 * again > went);
+        send->since_map = 0;
+        if (mostly_lost) return law_.lost(peer.control, reinterpret_cast<double*>(peer.control));
         settle(peer);
     }
 
@@ -1078,6 +1089,7 @@ class Engine {
 
     // Returns whether the kernel has taken it.
     bool transmit(Peer& peer, iovec* parts, size_t count, int64_t segment, uint8_t service) {
+        if (segment && now_ < peer.no_batch_until) return transmit_one_by_one(peer, parts, count, service);
         msghdr message{};
         alignas(cmsghdr) char control[CMSG_SPACE(sizeof(uint16_t)) + CMSG_SPACE(sizeof(int))] = {};
         message.msg_name = &peer.address;
@@ -1105,12 +1117,19 @@ class Engine {
         message.msg_controllen = used;
         ssize_t sent = ::sendmsg(int(set_.socket), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return blocked_ = true, false;
-        // A path over IPv6 whose packets are smaller than the interface says: the kernel cuts single ones into fragments.
-        if (sent < 0 && segment && (errno == EINVAL || errno == EMSGSIZE)) {
-            for (size_t k = 0; k < count; k += 2)
-                if (!transmit(peer, parts + k, 2, 0, service)) return k > 0;
+        // EMSGSIZE: a path whose packets are smaller than the interface says, where the kernel cuts single ones into
+        // fragments. EIO: an interface that computes no checksums, or encrypts, before Linux 6.11.
+        if (sent < 0 && segment && (errno == EINVAL || errno == EMSGSIZE || errno == EIO)) {
+            peer.no_batch_until = now_ + QUIET;
+            return transmit_one_by_one(peer, parts, count, service);
         }
         return true;  // what the network refuses counts as lost
+    }
+
+    bool transmit_one_by_one(Peer& peer, iovec* parts, size_t count, uint8_t service) {
+        for (size_t k = 0; k < count; k += 2)
+            if (!transmit(peer, parts + k, 2, 0, service)) return k > 0;
+        return true;
     }
 
     bool send_all() {
@@ -1185,6 +1204,7 @@ class Engine {
             peer.next_send = now_ + law_.interval(peer.control, real, bytes) / 1000;
         }
         send->begun = true, send->answered = false;
+        send->since_map += count;
         peer.quiet_since = now_;
         if (!peer.unheard && !peer.over_tcp && is_open(peer, *send)) peer.unheard = now_;
         if (send->left == 0) {
@@ -1301,7 +1321,16 @@ class Engine {
         peer.patience = std::min(2 * peer.patience, MOST_PATIENCE);
     }
 
-    void note_over_tcp(Peer& peer, bool served) { peer.over_tcp = over_tcp_[&peer - peers_.data()] = served; }
+    void note_over_tcp(Peer& peer, bool served) {
+        int64_t rank = &peer - peers_.data();
+        peer.over_tcp = over_tcp_[rank] = served;
+        for (auto& op : active_)  // what is enough has changed
+            for (Receive& receive : op->receives)
+                if (receive.from == rank && receive.got) receive.touched = true;
+        std::lock_guard<std::mutex> lock(mutex_);
+        paths_changed_ = true;
+        changed_.notify_all();
+    }
 
     void try_udp(Peer& peer) {
         if (peer.ended) return;
@@ -1434,7 +1463,7 @@ class Engine {
     std::vector<pollfd> fds_;
     int64_t now_ = 0, next_due_ = 0, next_look_ = 0, failed_ = -1;
     int failed_why_ = 0;
-    bool closing_ = false, blocked_ = false, ended_ = false;
+    bool closing_ = false, blocked_ = false, ended_ = false, paths_changed_ = false;
 };
 
 }  // namespace

@@ -11,7 +11,7 @@ import struct
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,8 @@ UDP and was served over TCP from then on, ``over_udp_again`` how often one went 
 
 _BUFFER = 16 << 20
 """Bytes of the socket's buffers that are asked for; Linux gives others than root less, see net.core.rmem_max."""
-_LARGEST, _SMALLEST = 8192, 512
+_LARGEST, _SMALLEST = 8192, 496
+"""Bytes of a packet's data; the smallest fit an MTU of 576."""
 _SEGMENTS = 44
 """Packets that are handed to the kernel at once, of 1,448 bytes each: the most that one call takes."""
 _UDP_SEGMENT, _UDP_GRO = 103, 104
@@ -48,6 +49,7 @@ _SO_RCVBUFFORCE, _SO_SNDBUFFORCE = 33, 32
 _ADDRESS = struct.Struct("=H")
 _ECT = 2
 """ECN bits of what may be marked rather than dropped (RFC 3168)."""
+_PATHS_CHANGED = -3
 _open: weakref.WeakSet[BoundedEngine] = weakref.WeakSet()
 """All engines of this process; see Note [Forked children] in `foretrain.comm.coordinator.link`."""
 
@@ -222,16 +224,23 @@ class BoundedEngine:
             if not self._closed:
                 self._library.foretrain_bounded_pass(self._handle, number)
 
-    def next(self) -> list[Loss] | None:
+    def next(self, paths_changed: Callable[[], None] = lambda: None) -> list[Loss] | None:
         """Wait until the next operation is done, and return what it has lost; None once the engine is closed.
 
         A loss whose source is this rank is of its own contribution, as far as receivers could say so.
+
+        Args:
+            paths_changed: called meanwhile whenever `over_tcp` has changed.
 
         Raises:
             EngineFailed: a rank was lost.
         """
         failed, first = np.zeros(2, np.int64), ctypes.POINTER(ctypes.c_int64)()
-        count = self._library.foretrain_bounded_next(self._handle, failed.ctypes.data, ctypes.byref(first))
+        while True:
+            count = self._library.foretrain_bounded_next(self._handle, failed.ctypes.data, ctypes.byref(first))
+            if count != _PATHS_CHANGED:
+                break
+            paths_changed()
         if count == -1:
             return None
         if count < 0:

@@ -277,10 +277,12 @@ class Ledger:
         sent = pulled * (self.lost.shape[1] if served else 1)
         if not (self.lost.any() or self.kept.any()) or not sent:
             return f"nothing was lost{whose}{guarded}"
-        text = f"{self.lost.sum() / sent:.2%} of the gradients' bytes were lost{whose}{self._most(self.lost, 'from')}"
+        text = f"{_percent(self.lost.sum() / sent)} of the gradients' bytes were lost{whose}"
+        text += self._most(self.lost, "from")
         if self.kept.any():
             share = self.kept.sum() / pulled
-            text += f"; {share:.2%} of the pulled parameters' kept their previous value{self._most(self.kept, 'on')}"
+            text += f"; {_percent(share)} of the pulled parameters' kept their previous value"
+            text += self._most(self.kept, "on")
         return text + guarded
 
     def _most(self, found: NDArray[np.int64], where: str) -> str:
@@ -323,6 +325,10 @@ class Ledger:
                     found.append((task, begin, begin + (behind - first) * width))
             at += (each.end - each.start) * width
         return found
+
+
+def _percent(share: float) -> str:
+    return "less than 0.01%" if 0 < share < 0.00005 else f"{share:.2%}"
 
 
 def _extents(parts: Iterable[tuple[int, int, int]]) -> NDArray[np.int64]:

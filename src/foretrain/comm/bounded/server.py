@@ -13,6 +13,7 @@ take for its parent.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import signal
@@ -40,8 +41,12 @@ from foretrain.comm.coordinator.link import Link, LinkError
 from foretrain.comm.options import Droppable, Ending
 from foretrain.comm.ps.consistency import Group
 
+logger = logging.getLogger(__name__)
 _LIMIT = 10.0
 """Seconds until a server that is told to end is killed."""
+_STAYS = f"it did not end within {_LIMIT:g} s"
+_STARTS = 60.0
+"""Seconds that a server has to start, at least: it may load PyTorch first, on a busy host."""
 _DRAIN = 5.0
 """Seconds that a server that is told to end gives operations under way: a rank may be slower than rank 0."""
 _GRACE = 1.0
@@ -112,11 +117,33 @@ class SummingServer:
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the ranks; it ends with them
         )
+        self._patience, self._why_killed = max(opening.timeout, _STARTS), ""
         self.tell(opening)
 
     def row(self) -> list[int]:
-        """Return the server's own row of the next gathering; nothing where it has ended."""
-        return self._answer(list[int])
+        """Return the server's own row of the next gathering; nothing where it has ended.
+
+        One that does not answer in the opening's timeout, or `_STARTS`, is killed.
+        """
+        limit = threading.Timer(self._patience, self._kill, [f"it did not answer within {self._patience:g} s"])
+        limit.start()
+        try:
+            return self._answer(list[int])
+        finally:
+            limit.cancel()
+
+    def how_it_ended(self) -> str:
+        """Return how the process ended, after its output did; wait for its end, and kill it if it does not come."""
+        try:
+            status = self._process.wait(_LIMIT)
+        except subprocess.TimeoutExpired:
+            self._kill(_STAYS)
+            status = self._process.wait()
+        if self._why_killed:
+            return f"{self._why_killed}, and was killed"
+        if status < 0:
+            return f"it was killed by signal {-status} ({signal.strsignal(-status)})"
+        return f"it ended with status {status}" + ", and its own output says why" * (status > 0)
 
     def losses(self) -> list[Loss]:
         """Return what the next operation that may lose some has lost; nothing where the server has ended."""
@@ -133,17 +160,21 @@ class SummingServer:
         with contextlib.suppress(OSError, ValueError):
             _write(self._process.stdin, message)
 
-    def end(self) -> None:
-        """End the process, any number of times; what it has said can still be read."""
+    def _kill(self, why: str) -> None:
+        self._why_killed = why
+        self._process.kill()
+
+    def end(self) -> int:
+        """End the process, any number of times; what it has said can still be read. Return its status."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError, ValueError):
             self._process.stdin.write(b"\n")  # forked children may hold copies, whose end would have to come first
             self._process.stdin.close()
         try:
-            self._process.wait(_LIMIT)
+            return self._process.wait(_LIMIT)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self._kill(_STAYS)
+            return self._process.wait()
 
     def close(self) -> None:
         """End the process, and read nothing more of it; any number of times."""
@@ -161,7 +192,7 @@ class ServedCollectives(BoundedCollectives):
     """
 
     def __init__(self, server: SummingServer, *arguments: Any, **options: Any) -> None:
-        self._server = server
+        self._server, self._reported = server, False
         self._groups: list[Group] | None = None
         self._untold: SimpleQueue[BoundedWork | None] = SimpleQueue()
         """Operations of whose losses the server has not told yet, in its order."""
@@ -177,7 +208,9 @@ class ServedCollectives(BoundedCollectives):
     def close(self) -> None:
         """End all threads, sockets and the server; operations under way fail. From any thread, any number of times."""
         super().close()
-        self._server.end()
+        if self._server.end() and not self._reported:
+            self._reported = True
+            logger.error("the server that sums, a process of rank 0: %s", self._server.how_it_ended())
         self._untold.put(None)
         self._telling.join()
         self._server.close()

@@ -43,6 +43,8 @@ SECRET = "FORETRAIN_SECRET"
 SECRET_SIZE = 32
 """Least bytes of the job's secret."""
 
+_MAY_COME = {errno.ECONNREFUSED, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN}
+"""Why a host cannot be reached that may be a moment later."""
 _MAGIC = b"ftlink1\n"
 _CHALLENGE_SIZE = len(_MAGIC) + NONCE_SIZE
 _ANSWER = struct.Struct(f"<I{NONCE_SIZE}s{PROOF_SIZE}s")
@@ -298,7 +300,9 @@ def _dial(address: tuple[str, int], deadline: float) -> socket.socket:
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         except BaseException as error:
             dialled.close()
-            if not isinstance(error, ConnectionRefusedError) or time.monotonic() + pause >= deadline:
+            # A host that has just been started may not listen yet, or not have its network yet.
+            comes = isinstance(error, OSError) and error.errno in _MAY_COME
+            if not comes or time.monotonic() + pause >= deadline:
                 raise
         time.sleep(pause)
         pause = min(0.25, 1.5 * pause)

@@ -262,6 +262,8 @@ class Attached(AttachedModel[RuntimeParts]):
         if self.ledger is not None:
             rows = self._groups.gathered(self.ledger.totals(), self._options.peer_timeout)
             self.ledger.gathered(rows)
+            if self.rank == 0:
+                logger.info("%s: %s", self.schedule, self.ledger.line())
             if rows is None:
                 return  # no barrier would come to its end, either
         self._groups.release(self._options.peer_timeout, together=not self.asynchronous)
@@ -441,6 +443,8 @@ class Attached(AttachedModel[RuntimeParts]):
         if self._closed:
             return
         self._closed = True
+        if reason is not None and self.rank == 0 and self.ledger is not None:
+            logger.info("%s, until it failed: %s", self.schedule, self.ledger.line())
         if self._failure is not None or reason is not None:
             self._groups.prevent_destruction()
         if self._heartbeat is not None:

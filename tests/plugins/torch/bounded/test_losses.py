@@ -1,5 +1,6 @@
 """attach(BoundedLoss(…)) over every way of summing, with packets that are lost: replicas stay the same."""
 
+import logging
 import re
 from itertools import pairwise
 
@@ -21,7 +22,11 @@ def losing_packets(over):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(WIDTH, 1024), nn.BatchNorm1d(1024), nn.Tanh(), nn.Linear(1024, WIDTH))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    seen = []
+    seen, logged = [], []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())
+    logging.getLogger("foretrain").addHandler(handler)
+    logging.getLogger("foretrain").setLevel("INFO")
     model[1].register_forward_pre_hook(lambda norm, _: seen.append(copied([*norm.buffers()])))
     transport = BoundedLoss(0.3, over, reliable_steps=1, reliable_bytes=0)
     with through(Network(losing(0.1))), attach(model, optimizer, "fifo", warmup=WARMUP, transport=transport) as job:
@@ -29,6 +34,7 @@ def losing_packets(over):
             objective(model(batch(step, width=WIDTH))).backward()
             optimizer.step()
             optimizer.zero_grad()
+    assert (job.ledger.line() in "".join(logged)) == (job.rank == 0)
     return seen, copied([*model.parameters()]), job.ledger.by_tensor(), job.ledger.line()
 
 
