@@ -7,10 +7,13 @@ clean     all-reduces of 4 MiB, two in flight: foretrain's ring over TCP, and th
 lossy     a session of twelve layers whose communication takes as long as its computation, under TCP's schedules and
           with bounded loss (p = 5 %) over the transposed all-reduce; beside each the forecast of the packet
           simulation of the same lab (bounded_forecast.py), which knows of the hosts what all-reduces of two sizes take
-          there without losses, measured once per number of hosts and TCP; where packets are lost, also LTP's and
-          OptiReduce's rules in the same transport (docs/bounded.md), error feedback, and schedules over a parameter
-          server beside rank 0, over TCP (P3, ByteScheduler, Prophet) and with bounded loss (P3), without a forecast
+          there without losses, measured once per number of hosts and TCP. At some places also every other baseline,
+          without a forecast: gloo's all-reduce of each layer (DistributedDataParallel's order), schedules over a
+          parameter server beside rank 0 (P3, ByteScheduler, Prophet), and in our transport LTP's and OptiReduce's
+          rules (docs/bounded.md), error feedback, and P3 over a server
 training  real models on real data until an accuracy is reached (bounded_training.py)
+drops     rounds to the same accuracy where packets of small magnitude are dropped, and where any are, at the same share
+          of lost bytes: four ranks in one process, without a network
 
 Incast: four more hosts send bursts of unmarked UDP to the last host's port. Three bands: its switch serves what is
 marked first, as bounded loss marks its packets; TCP marks none, and shares the last band with the bursts. --full has
@@ -18,7 +21,7 @@ TCP beside it whose packets are all in the first band ("marked-tcp").
 
 A ratio is TCP's time over ours: above 1, ours is faster; but RESULT's p99_vs_best_tcp is ours over TCP's. p99 of 60
 steps is the slowest. --quick trains nothing, so that RESULT's tta_vs_best_tcp and accuracy_delta are nan there: a time
-to accuracy of one seed says nothing, and five seeds take minutes. --full takes about 45 minutes: with --json FILE each
+to accuracy of one seed says nothing, and five seeds take minutes. --full takes about an hour: with --json FILE each
 place is kept there as soon as it is measured, and the next run with the same FILE goes on from it, and says so; --only
 KIND… measures some, so that several runs make one FILE. Needs root.
 """
@@ -38,7 +41,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from measure import finish, options, spread
+from measure import finish, options, spread, written
 
 MIB = 1 << 20
 _WORK = "FORETRAIN_BOUNDED_BENCHMARK"
@@ -51,6 +54,8 @@ LEARNING = 40
 """Steps until rules that learn from times have seen enough of them."""
 PROBES = (4 << 10, MIB)
 """Bytes of the all-reduces that say what hosts add."""
+EVERY_BASELINE = {(2, 0.001, "cubic"), (2, 0.01, "cubic"), (2, 0.01, "bbr"), (2, 0.02, "cubic"), (3, 0.01, "cubic")}
+"""Hosts, loss and TCP where every baseline is measured; so it is at a grey link of 1 %, and under incast with bands."""
 HARDLY = 1e-12
 """A loss that never happens, on a lab whose hosts send packets one by one, as where there are losses."""
 
@@ -60,7 +65,7 @@ class Place:
     """Network and what is measured on it.
 
     Attributes:
-        what: "clean", "lossy", "training", or "alone": what hosts add to the forecast of "lossy".
+        what: "clean", "lossy", "training", "drops", or "alone": what hosts add to the forecast of "lossy".
         hosts: N.
         rate: of each link, each way.
         loss: share of packets that is lost.
@@ -68,8 +73,8 @@ class Place:
         background: share of the last host's port that bursts of other hosts take: incast.
         schedules: of sessions.
         grey: whether only the last host's link loses packets.
-        papers: whether other papers' rules and servers are measured, too; by "lossy", under the last schedule and P3.
-        model, seeds: of "training", see bounded_training.py.
+        papers: whether every baseline is measured, too; by "lossy", under the last schedule and P3.
+        model, seeds: of "training" and "drops", see bounded_training.py.
         bands: of ports: with three, what is marked goes first, and what may be dropped is dropped first.
         over: of "clean": who sums what.
         marked: whether "lossy" has marked TCP, too.
@@ -97,7 +102,7 @@ class Place:
     def __str__(self) -> str:
         said = [f"{self.what}: {self.hosts} hosts", self.rate]
         if self.what not in ("clean", "alone"):
-            said += [f"{self.loss:.1%} lost", self.congestion]
+            said += [f"{self.loss:.1%} lost", *[self.congestion] * (self.what != "drops")]
         if self.background:
             said.append(f"incast of {self.background:.0%}")
         if self.bands > 1:
@@ -117,33 +122,52 @@ def places(quick: bool) -> list[Place]:
         ]
     clean = [Place("clean", hosts, rate, samples=31) for hosts in (2, 3) for rate in ("1Gbps", "none")]
     lossy = [
-        Place("lossy", hosts, RATE, loss, congestion, samples=60, papers=loss == 0.01 and congestion == "cubic")
+        Place("lossy", hosts, RATE, loss, congestion, samples=60, papers=(hosts, loss, congestion) in EVERY_BASELINE)
         for hosts in (2, 3)
         for loss in (0.0, 0.001, 0.01, 0.02)
         for congestion in ("cubic", "bbr")
     ]
+    lossy += [Place("lossy", 4, RATE, loss, samples=60) for loss in (0.0, 0.01)]
     incast = [
-        Place("lossy", hosts, RATE, loss, samples=60, background=background, bands=bands, marked=bands > 1)
+        Place(
+            "lossy",
+            hosts,
+            RATE,
+            loss,
+            samples=60,
+            background=background,
+            bands=bands,
+            marked=bands > 1,
+            papers=(hosts, background, bands) == (2, 0.4, 3),
+        )
         for hosts in (2, 3)
         for loss, background, bands in ((0.0, 0.4, 1), (0.0, 0.4, 3), (0.0, 0.6, 3), (0.01, 0.4, 3))
     ]
-    grey = [Place("lossy", 3, RATE, loss, samples=60, grey=True) for loss in (0.0001, 0.001, 0.01)]
+    grey = [Place("lossy", 3, RATE, loss, samples=60, grey=True, papers=loss == 0.01) for loss in (0.0001, 0.001, 0.01)]
     training = [
         Place(
             "training",
             hosts=2,
             rate=RATE,
             loss=loss,
+            congestion=congestion,
             background=background,
             bands=bands,
-            papers=model == "digits",
+            papers=model == "digits" and congestion == "cubic",
             model=model,
             seeds=5,
         )
-        for model in ("digits", "characters")
-        for loss, background, bands in ((0.0, 0.0, 1), (0.01, 0.0, 1), (0.01, 0.4, 3))
+        for model, loss, congestion, background, bands in (
+            ("digits", 0.0, "cubic", 0.0, 1),
+            ("digits", 0.01, "cubic", 0.0, 1),
+            ("digits", 0.01, "bbr", 0.0, 1),
+            ("digits", 0.01, "cubic", 0.4, 3),
+            ("characters", 0.01, "cubic", 0.0, 1),
+            ("characters", 0.01, "cubic", 0.4, 3),
+        )
     ]
-    return [*clean, *lossy, *incast, *grey, *training]
+    drops = [Place("drops", 4, "none", share, model="digits", seeds=5) for share in (0.1, 0.3, 0.5)]
+    return [*clean, *lossy, *incast, *grey, *training, *drops]
 
 
 def clean_cases(place: Place) -> list[str]:
@@ -253,6 +277,37 @@ def server(hosts: int, number: int) -> Iterator[str]:
         end_servers(started)
 
 
+class _Bucket:
+    """A layer's gradient, summed by torch.distributed over gloo as DistributedDataParallel does: at once, and the next
+    forward computation begins when all are there."""
+
+    def __init__(self, flying: list[Any]) -> None:
+        self._flying = flying
+
+    def ready(self, gradient: Any) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self._flying.append(dist.all_reduce(torch.from_numpy(gradient), async_op=True))
+
+    def wait(self) -> None:
+        while self._flying:
+            self._flying.pop(0).wait()
+
+
+@contextmanager
+def gloo() -> Iterator[list[_Bucket]]:
+    """Tasks like those of a session, one for each layer."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    flying: list[Any] = []
+    try:
+        yield [_Bucket(flying) for _ in range(LAYERS)]
+    finally:
+        dist.destroy_process_group()
+
+
 def lossy(place: Place) -> dict[str, Any]:
     """Return the seconds of each step of each case."""
     import numpy as np
@@ -281,46 +336,49 @@ def lossy(place: Place) -> dict[str, Any]:
             for number, name in enumerate(("p3", *place.schedules[1:])):
                 address = stack.enter_context(server(place.hosts, number))
                 cases[f"tcp-server {name}"] = name, ft.ParameterServer(address)
-        trained: dict[str, Any] = {}
+        sessions: dict[str, Any] = {}
+        tasks: dict[str, Any] = {}
         for number, (name, (schedule, transport)) in enumerate(cases.items()):
             with marked() if name.startswith("marked") else nullcontext():
                 session = stack.enter_context(
                     ft.Session(schedule, transport, warmup=OBSERVED, address=f"{host}:{port + 1 + number}")
                 )
                 # This connects the ranks.
-                tasks = session.declare([(f"layer{k}", each.nbytes, "float32") for k, each in enumerate(gradients)])
-            trained[name] = session, tasks
+                declared = session.declare([(f"layer{k}", each.nbytes, "float32") for k, each in enumerate(gradients)])
+            sessions[name], tasks[name] = session, declared
+        if place.papers:
+            tasks["gloo ddp"] = stack.enter_context(gloo())
 
         def train(name: str, steps: int) -> list[float]:
-            session, tasks = trained[name]
             ends = []
             for _ in range(steps):
-                for task in tasks:
+                for task in tasks[name]:
                     task.wait()
                     time.sleep(forward)
-                session.begin_step()
+                if name in sessions:
+                    sessions[name].begin_step()
                 for k in reversed(range(LAYERS)):
                     time.sleep(2 * forward)
-                    tasks[k].ready(gradients[k])
+                    tasks[name][k].ready(gradients[k])
                 ends.append(time.perf_counter())
-            for task in tasks:
+            for task in tasks[name]:
                 task.wait()
-            return [after - before for before, after in pairwise(ends)]
+            return [round(after - before, 6) for before, after in pairwise(ends)]
 
-        for name in cases:
+        for name in tasks:
             train(name, OBSERVED + 2 + LEARNING * place.papers)
             found[name] = []
         blocks = max(2, place.samples // 10)
         for _ in range(blocks):
-            for name in cases:
+            for name in tasks:
                 found[name] += train(name, -(-place.samples // blocks) + 3)[2:]
         found["lost"] = {
-            name: session.ledger.line() for name, (session, _) in trained.items() if session.ledger is not None
+            name: session.ledger.line() for name, session in sessions.items() if session.ledger is not None
         }
         # The session has chosen the knobs, and measured what the policy knows of the network.
         found["policies"] = {
             name: {"schedule": str(Spec(used.name, used.settings)), "cost": asdict(session.cost)}
-            for name, (session, _) in trained.items()
+            for name, session in sessions.items()
             if (used := session.schedule) is not None and session.cost is not None
         }
     return found
@@ -442,10 +500,15 @@ def forecasts(place: Place, found: dict[str, Any], hosts: dict[str, Any]) -> dic
     return times
 
 
+def step_cases(found: dict[str, Any]) -> list[str]:
+    """Names of the cases of a "lossy" place."""
+    return [name for name, times in found.items() if isinstance(times, list)]
+
+
 def lossy_table(place: Place, found: dict[str, Any], forecast: dict[str, float]) -> dict[str, float]:
     """Print times of steps beside the forecast; return the ratios of the best of TCP to the best of ours."""
     middles: dict[str, tuple[float, float]] = {}
-    for name in found["policies"]:
+    for name in step_cases(found):
         times = sorted(found[name])
         middles[name] = median(times), times[min(len(times) - 1, int(0.99 * len(times)))]
         shown, told = spread([1e3 * each for each in times]), ""
@@ -457,7 +520,7 @@ def lossy_table(place: Place, found: dict[str, Any], forecast: dict[str, float])
     def best_of(*kinds: str) -> tuple[float, float]:
         return min(each for name, each in middles.items() if name.split()[0] in kinds)
 
-    best, ours = best_of("tcp", "tcp-server"), best_of("bounded", "bounded-server")
+    best, ours = best_of("tcp", "tcp-server", "gloo"), best_of("bounded", "bounded-server")
     print(f"  best of TCP over best of ours: median {best[0] / ours[0]:.2f}, p99 {best[1] / ours[1]:.2f}")
     if place.marked:
         urgent = best_of("marked-tcp")
@@ -466,7 +529,7 @@ def lossy_table(place: Place, found: dict[str, Any], forecast: dict[str, float])
 
 
 def _more(parser: ArgumentParser) -> None:
-    kinds = ["clean", "lossy", "training"]
+    kinds = ["clean", "lossy", "training", "drops"]
     parser.add_argument("--only", choices=kinds, nargs="+", default=kinds, help="these places alone")
 
 
@@ -498,7 +561,7 @@ class Kept:
         self.details.append({"place": _described(place), "found": found})
         if self._file is not None:
             unfinished = self._file.with_name(f"{self._file.name}.unfinished")
-            unfinished.write_text(json.dumps({"name": "bounded", "details": self.details}) + "\n")
+            unfinished.write_text(written({"name": "bounded", "details": self.details}))
             unfinished.replace(self._file)  # a run that is cut off here loses nothing
 
 
@@ -524,7 +587,7 @@ def main() -> None:
             continue
         known = kept.find(place)
         print(f"\n{place}" + ", kept" * (known is not None))
-        found = known or measured(place)
+        found = known or (bounded_training.drops(place) if place.what == "drops" else measured(place))
         if place.what == "clean":
             ratios = clean_table(place, found)
             if place.rate == "1Gbps" and place.hosts == 2:
@@ -532,8 +595,13 @@ def main() -> None:
             elif place.hosts == 2:
                 values["goodput_unpaced"] = ratios["udp ring"]
                 values["cpu_vs_tcp"] = ratios["udp ring cpu"] / ratios["tcp cpu"]
+        elif place.what == "drops":
+            found["summary"] = bounded_training.drops_summary(place, found)
+            bounded_training.drops_table(found["summary"])
+            values[f"selective_vs_random_{100 * place.loss:.0f}"] = found["summary"]["ratio"]
         elif place.what == "training":
-            ratios = bounded_training.table(place, found)
+            ratios = found["summary"] = bounded_training.summary(place, found)
+            bounded_training.table(ratios, found["lost"])
             if place.background and place.model == "digits":
                 values["tta_vs_best_tcp"], values["accuracy_delta"] = ratios["ratio"], ratios["delta"]
         else:

@@ -86,6 +86,19 @@ def machine() -> dict[str, str | int]:
     }
 
 
+def written(record: Mapping[str, Any]) -> str:
+    """JSON with a line for each key, and one for each of the details where they are a list: what a diff shows well."""
+    parts = []
+    for key, value in record.items():
+        shown = json.dumps(value)
+        if key == "details" and isinstance(value, list):
+            shown = "[\n" + ",\n".join(json.dumps(each) for each in value) + "\n]"
+        elif key == "details":
+            shown = json.dumps(value, indent=2)
+        parts.append(f"{json.dumps(key)}: {shown}")
+    return "{" + ",\n".join(parts) + "}\n"
+
+
 def finish(
     arguments: argparse.Namespace,
     name: str,
@@ -100,6 +113,6 @@ def finish(
     """
     if arguments.json:
         record = {"name": name, "machine": machine(), "seed": seed, "values": dict(values), "details": details}
-        arguments.json.write_text(json.dumps(record, indent=2) + "\n")
+        arguments.json.write_text(written(record))
     print(f"\n{machine()}")
     print(f"RESULT name={name} " + " ".join(f"{key}={value:.6g}" for key, value in values.items()))

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 HERE = Path(__file__).parent
@@ -24,6 +23,7 @@ sys.path.insert(0, str(HERE))
 import chart  # noqa: E402
 import hero  # noqa: E402
 import layers  # noqa: E402
+import lossy  # noqa: E402
 
 import foretrain as ft  # noqa: E402
 from foretrain.cli import main as foretrain  # noqa: E402
@@ -38,7 +38,7 @@ from foretrain.workload import Gradient, Layer, Workload  # noqa: E402
 
 FIGURES = HERE / "_figures"
 BOUNDED = HERE.parent / "benchmarks" / "data" / "bounded_lab.json"
-"""What `benchmarks/bounded.py --full` has measured."""
+"""What ``benchmarks/bounded.py --full --json FILE`` measured."""
 SERVERS = HERE.parent / "benchmarks" / "data" / "ps.json"
 """What ``benchmarks/ps.py --full --json FILE`` measured."""
 
@@ -117,7 +117,7 @@ def figures() -> Iterator[tuple[str, str]]:
     yield from gains()
     yield "sweep-columns.md", columns()
     yield "servers.md", servers(json.loads(SERVERS.read_text(encoding="utf-8")))
-    yield "bounded.md", lossy_places(json.loads(BOUNDED.read_text(encoding="utf-8")))
+    yield from lossy.tables(json.loads(BOUNDED.read_text(encoding="utf-8")))
     for name, command in COMMANDS.items():
         yield f"{name}.txt", output(command)
 
@@ -277,69 +277,6 @@ def servers(measured: Mapping[str, Any]) -> str:
             rows.append(f"| {' | '.join([*what, *gains, optimum, idle, error, measured_on])} |")
         tables.append("\n".join(rows))
     return "\n\n".join(tables) + "\n"
-
-
-def lossy_places(measured: Mapping[str, Any]) -> str:
-    """Return steps over TCP and with bounded loss, place by place, and how far off their forecasts were."""
-    rows = [
-        "| 300 Mb/s | TCP: median, p99 | | bounded: median, p99 | | TCP over bounded: median, p99 |",
-        "|---|---|---|---|---|---|",
-    ]
-    errors: dict[bool, list[float]] = {True: [], False: []}
-    for one in measured["places"]:
-        place, times = one["place"], {name: sorted(each) for name, each in one["ms"].items()}
-        shown = {name: (median(each), each[min(len(each) - 1, int(0.99 * len(each)))]) for name, each in times.items()}
-        for first in (("tcp", "tcp-server"), *[("marked-tcp",)] * place["marked"]):
-            (tcp, tcp_name), (ours, our_name) = (
-                min((shown[name], name) for name in shown if name.split()[0] in kinds)
-                for kinds in (first, ("bounded", "bounded-server"))
-            )
-            ratios = [
-                f"**{ratio:.2f}**" if ratio >= least else f"{ratio:.2f}"
-                for ratio, least in zip((tcp[0] / ours[0], tcp[1] / ours[1]), (1.1, 1.5), strict=True)
-            ]
-            both = [f"{_milliseconds(middle)}, {_milliseconds(tail)}" for middle, tail in (tcp, ours)]
-            names = [_of_case(name) for name in (tcp_name, our_name)]
-            where = _lossy_place(place) + ", TCP marked, too" * ("marked-tcp" in first)
-            rows.append(f"| {where} | {both[0]} | {names[0]} | {both[1]} | {names[1]} | {', '.join(ratios)} |")
-        quiet = not place["loss"] and not place["background"]
-        errors[quiet] += [one["forecast_ms"][name] / shown[name][0] - 1 for name in one["forecast_ms"]]
-    every = errors[True] + errors[False]
-    rows += [
-        "",
-        f"Measured on {measured['date']}, {measured['machine']}; times in ms. The packet simulation of the same lab "
-        f"forecasts these steps within {_percent(median(map(abs, every)))} in the median ({len(every)} forecasts): "
-        f"from {_percent(min(errors[True]))} to {_percent(max(errors[True]))} where nothing is lost and nobody else "
-        f"sends, elsewhere from {_percent(min(errors[False]))} to {_percent(max(errors[False]))}.",
-    ]
-    return "\n".join(rows) + "\n"
-
-
-def _lossy_place(place: Mapping[str, Any]) -> str:
-    said = [f"{place['hosts']} hosts"]
-    if place["background"]:
-        said.append(f"incast of {100 * place['background']:.0f} %")
-        said.append("one queue" if place["bands"] == 1 else "three bands")
-    loss = f"{100 * place['loss']:g} %"
-    if place["grey"]:
-        said.append(f"one grey link of {loss}")
-    elif place["loss"] or not place["background"]:
-        said.append(f"{loss} loss" if place["loss"] else "clean")
-    said += ["BBR"] * (place["congestion"] == "bbr")
-    return ", ".join(said)
-
-
-def _of_case(name: str) -> str:
-    kind, policy = name.split()
-    return f"{policy}, server" if kind.endswith("server") else policy
-
-
-def _milliseconds(value: float) -> str:
-    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %".replace("-", "−")
 
 
 def _two_digits(value: float) -> str:
