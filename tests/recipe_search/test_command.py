@@ -392,6 +392,16 @@ def test_ones_own_recipe_that_has_too_little_memory_is_told_to(tmp_path: Path) -
     assert lines[-1] == f"yours, {own.recipe}: out of memory: {own.reason}"
 
 
+def test_ones_own_recipe_is_shown_where_the_space_does_not_list_it_or_the_budget_left_it_out(tmp_path: Path) -> None:
+    found, _ = searched(tmp_path, also="tp=8,pp=1,mbs=8", deadline=0.0)
+    *others, own = found.candidates
+    lines = [*summary_lines(SearchResult(found, "dgx-h100:2", 16, own))]
+    assert lines[0].startswith(f"{len(others)} recipes of 36 points and yours on dgx-h100:2, ")
+    assert "yours, tp=8, pp=1, mbs=8: 1.000 ± 0.000 times the winner's time (as good)" in lines
+    lines = [*summary_lines(SearchResult(found, "dgx-h100:2", 16, others[0]))]
+    assert f"yours, {others[0].recipe}: not tried" in lines
+
+
 def test_ones_own_recipe_is_as_good_only_if_it_cannot_be_told_from_the_winner(tmp_path: Path) -> None:
     found, _ = searched(tmp_path, exhaustive=True)
     for one in found.ranked:

@@ -120,20 +120,49 @@ def test_a_condition_guards_those_behind_it():
 
 def test_a_recipe_is_found_by_the_values_that_tell_it_from_others():
     space = expand(declared(SPACE), SCRIPT, world=4, gpus=4)
-    assert space.find("tp=4, pp=1, recompute=none").values == {"tp": 4, "pp": 1, "recompute": ""}
-    with pytest.raises(ConfigError, match="fits 2 recipes; name also recompute"):
-        space.find("tp=4,pp=1")
-    with pytest.raises(ConfigError, match="is no recipe of the space"):
+    (found,) = space.find("tp=4, pp=1, recompute=none")
+    assert found.values == {"tp": 4, "pp": 1, "recompute": ""}
+    assert [one.values["recompute"] for one in space.find("tp=4,pp=1")] == ["", "--recompute full"]
+    assert [one.values["tp"] for one in space.find("dp=2,pp=1,recompute=none")] == [2]
+    assert space.find("batch=64") == space.recipes
+    with pytest.raises(ConfigError, match="'tp=4,pp=2' is no recipe: it does not meet 'tp \\* pp <= world'"):
         space.find("tp=4,pp=2")
+    with pytest.raises(ConfigError, match="'tp=2,dp=4' is no recipe: it does not meet 'dp == 4'"):
+        space.find("tp=2,dp=4")
+    with pytest.raises(ConfigError, match="'batch=32' is not what the command line or the cluster says: batch=64"):
+        space.find("tp=2,batch=32")
     with pytest.raises(ConfigError, match="'tq' is unknown"):
         space.find("tq=4")
+
+
+def test_a_recipe_with_values_that_the_space_does_not_list_is_one_if_it_meets_the_conditions():
+    space = expand(declared(SPACE), SCRIPT, world=6, gpus=6)
+    found = space.find("tp=3,pp=2")
+    assert [str(one) for one in found] == ["tp=3, pp=2, recompute=none", "tp=3, pp=2, recompute=--recompute full"]
+    assert [one.number for one in found] == [len(space.recipes), len(space.recipes) + 1]
+    assert found[0].argv == ("train.py", "--batch", "64", "--tp=3", "--pp", "2")
+    (other,) = space.find("tp=1,pp=1,recompute=--recompute half")
+    assert other.argv[-2:] == ("--recompute", "half")
+    with pytest.raises(ConfigError, match="does not meet 'tp \\* pp <= world'"):
+        space.find("tp=7")
+
+
+def test_a_recipe_of_a_preset_may_leave_names_out_or_give_derived_ones():
+    words = ("train.py", "--global-batch-size", "512", "--seq-length", "4096", "--num-layers", "32")
+    space = expand(declared("megatron"), words, world=64, gpus=8)
+    found = space.find("tp=8,pp=2")
+    assert len(found) == 9
+    assert space.find("tp=8,dp=4") == found
+    (context,) = space.find("tp=4,pp=2,cp=2,micro_batch=1,recompute=none")
+    assert str(context) == "tp=4, pp=2, micro_batch=1, recompute=none, cp=2"
 
 
 def test_a_recipe_may_be_named_with_values_that_all_recipes_share():
     space = expand(declared(SPACE | {"require": ["tp * pp <= world", "pp == 1"]}), SCRIPT, world=4, gpus=4)
     assert space.varying == ("tp", "recompute")
-    assert str(space.find("tp=4,pp=1,recompute=none")) == "tp=4, recompute=none"
-    with pytest.raises(ConfigError, match="is no recipe of the space"):
+    (found,) = space.find("tp=4,pp=1,recompute=none")
+    assert str(found) == "tp=4, recompute=none"
+    with pytest.raises(ConfigError, match="does not meet 'tp \\* pp <= world' and 'pp == 1'"):
         space.find("tp=4,pp=2,recompute=none")
 
 
@@ -165,7 +194,7 @@ def test_megatrons_experts_are_divided_where_the_command_line_has_some():
     experts = expand(declared("megatron"), (*words, "--num-experts", "4"), world=64, gpus=8)
     assert {one.values["ep"] for one in experts.recipes} == {1, 2, 4}
     assert all(int(one.names["dp"]) % int(one.values["ep"]) == 0 for one in experts.recipes)
-    one = experts.find("tp=2,pp=1,ep=4,micro_batch=1,recompute=none")
+    (one,) = experts.find("tp=2,pp=1,ep=4,micro_batch=1,recompute=none")
     assert "--expert-model-parallel-size 4 --micro-batch-size 1 --sequence-parallel" in " ".join(one.argv)
 
 

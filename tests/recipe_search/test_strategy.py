@@ -15,7 +15,7 @@ from msgspec import structs
 
 from foretrain.experiments.result_store import ResultStore
 from foretrain.live.rank_processes import OutOfMemory
-from foretrain.recipe_search.api import step_time
+from foretrain.recipe_search.api import _compared, step_time
 from foretrain.recipe_search.comparison import bound_by, front, interval, ratio, sigma, why_slower
 from foretrain.recipe_search.evaluation import (
     Account,
@@ -93,7 +93,7 @@ def searched(
 ) -> tuple[SearchFindings, Workers]:
     recipes = expand(declared(space), SCRIPT, WORLD, 8)
     pool = Workers(answer)
-    also = [recipes.find(options.pop("also"))] if "also" in options else []
+    also = recipes.find(options.pop("also")) if "also" in options else ()
     folder.mkdir(exist_ok=True)
     with ResultStore(folder / "store", RunResult) as store:
         made = Search(recipes, RunSetting("dgx"), step_time, store, pool, also=also, **options)  # pyright: ignore
@@ -195,10 +195,36 @@ def test_memory_is_told_before_runs_with_more_micro_batches(tmp_path: Path) -> N
         assert account(512, **values).allocated > 20 * GIB
 
 
-def test_ones_own_recipe_is_simulated_whole(tmp_path: Path) -> None:
-    found, _ = searched(tmp_path, also="tp=8,pp=1,mbs=4")
-    (own,) = [one for one in found.candidates if one.recipe.values == {"tp": 8, "pp": 1, "mbs": 4}]
-    assert own.status == "whole"
+def test_ones_own_recipe_is_simulated_whole_and_first_whatever_the_budget(tmp_path: Path) -> None:
+    for name, deadline in (("a", math.inf), ("b", 0.0)):
+        found, pool = searched(tmp_path / name, also="tp=8,pp=1,mbs=4", deadline=deadline)
+        (own,) = [one for one in found.candidates if one.recipe.values == {"tp": 8, "pp": 1, "mbs": 4}]
+        assert own.status == "whole"
+        assert (pool.asked[0].argv, pool.asked[0].steps) == (own.recipe.argv, found.space.file.steps)
+        assert (len(pool.asked) == 1, found.finished) == (not deadline, bool(deadline))
+
+
+def test_of_several_own_recipes_the_best_is_simulated_whole(tmp_path: Path) -> None:
+    found, pool = searched(tmp_path, also="tp=8,pp=1")
+    own = [one for one in found.candidates if (one.recipe.values["tp"], one.recipe.values["pp"]) == (8, 1)]
+    best = min(own, key=lambda one: account(512, 8, 1, int(one.recipe.values["mbs"])).time)
+    assert best.status == "whole"
+    assert {(run.argv[4], run.argv[6]) for run in pool.asked[:7]} == {("8", "1")}
+    assert _compared(found, [one.recipe for one in own]) is best
+
+
+def test_ones_own_recipe_may_have_values_that_the_space_does_not_list(tmp_path: Path) -> None:
+    answer = lambda run: simulated(run, usable=70.0)  # noqa: E731
+    found, _ = searched(tmp_path / "a", answer, also="tp=1,pp=1,mbs=8")  # which has too little memory
+    *listed, own = found.candidates
+    assert (own.status, own.recipe.number, own.recipe.argv[8]) == ("memory", len(found.space.recipes), "8")
+    assert not any("mbs=8" in one.reason for one in listed)  # of its neighbours the space says nothing
+    fresh, _ = searched(tmp_path / "b", answer)
+    assert found.winner.recipe == fresh.winner.recipe
+    fixed = {**SPACE, "values": SPACE["values"] | {"mbs": 1}}
+    larger, _ = searched(tmp_path / "c", lambda run: simulated(run, usable=100.0), fixed, also="tp=1,pp=1,mbs=8")
+    assert larger.candidates[-1].status == "whole"
+    assert larger.candidates[-1].recipe.values == {"tp": 1, "pp": 1, "mbs": 8}
 
 
 def test_an_interrupted_search_goes_on(tmp_path: Path) -> None:

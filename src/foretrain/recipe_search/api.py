@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -124,7 +124,8 @@ def search(
         failures: of the whole job; None knows none.
         checkpoint_every: seconds of work between checkpoints; None and ``"auto"`` take the best.
         run_tokens: of the whole run, to tell what that takes.
-        compare_with: a recipe to simulate whole in any case, e.g. ``"tp=8,pp=2"`` or ``{"tp": 8, "pp": 2}``.
+        compare_with: a recipe to simulate whole first, e.g. ``"tp=8,pp=2"`` or ``{"tp": 8, "pp": 2}``; where several
+            fit, the best of them.
         exhaustive: simulate every recipe whole.
         jobs: workers on this machine; as many as it has cores where None.
         backend: what simulates.
@@ -162,13 +163,19 @@ def search(
         remedy = 'write it into the space, e.g. tokens = "global_batch * sequence"'
         raise ConfigError("run_tokens", run_tokens, "needs the tokens of a step, which the space does not say", remedy)
     recipes = expand(file, words, where.total_gpus, gpus)
-    own = None if compare_with is None else recipes.find(_recipe_text(compare_with))
+    wanted = None if compare_with is None else _recipe_text(compare_with)
+    own = () if wanted is None else recipes.find(wanted)
     native_build.built()
     every = None if checkpoint_every == "auto" else checkpoint_every
     bill = bill_of(where.device, where.total_gpus, price, failures, every, run_tokens, gpus, switch_power(sound))
     objective = _objective(goal, bill)
     loads = ExpertLoads.parse(experts)
-    given = {part for recipe in recipes.recipes for word in recipe.argv[1:] for part in (word, word.partition("=")[2])}
+    given = {
+        part
+        for recipe in (*recipes.recipes, *own)
+        for word in recipe.argv[1:]
+        for part in (word, word.partition("=")[2])
+    }
     digest = digest_of(words[0], module, {*given, cluster, device or ""} - {""})
     digest += repr(loads.rows) if loads is not None and loads.rows else ""
     setting = RunSetting(cluster, module, str(factor), device, digest, tuple(faults), experts)
@@ -181,7 +188,7 @@ def search(
         stack.callback(evaluation.close)
         pool = stack.enter_context(workers(jobs, backend, address))
         made = Search(
-            recipes, setting, objective, kept, pool, exhaustive=exhaustive, also=[own] if own else (),
+            recipes, setting, objective, kept, pool, exhaustive=exhaustive, also=own,
             deadline=deadline, progress=progress, scratch=scratch,
         )  # fmt: skip
         found = made.run()
@@ -189,7 +196,10 @@ def search(
             [one.recipe for one in found.ranked[:RECIPES]], setting, recipes.file.steps, kept, pool, deadline=deadline,
             progress=progress, scratch=scratch,
         )  # fmt: skip
-    compared = None if own is None else found.candidates[own.number]
+    compared = _compared(found, own)
+    if compared is not None and len(own) > 1:
+        said = f"{wanted} fits {len(own)} recipes; the best of them is compared as yours"
+        found = replace(found, warnings=(*found.warnings, said))
     return SearchResult(
         found, cluster, where.total_gpus, compared, bill, goal, experts, curves, device, tuple(faults), str(factor)
     )  # fmt: skip
@@ -202,6 +212,17 @@ def _recipe_text(recipe: str | Mapping[str, Value]) -> str:
     if not isinstance(recipe, str):
         raise ConfigError("compare_with", recipe, "is no recipe", "write e.g. tp=8,pp=2")
     return recipe
+
+
+def _compared(found: SearchFindings, own: Sequence[Recipe]) -> RecipeState | None:
+    """Return the best of the user's own recipes, as far as is known; one that failed where none works."""
+    states = [found.candidates[recipe.number] for recipe in own]
+    known = [
+        (found.objective(one.account, one.recipe), one)
+        for one in states
+        if one.account is not None and one.status not in ("memory", "invalid")
+    ]
+    return min(known, key=lambda each: each[0])[1] if known else next(iter(states), None)
 
 
 def _objective(goal: Goal, bill: Bill) -> Objective:

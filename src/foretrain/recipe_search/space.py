@@ -164,6 +164,8 @@ class RecipeSpace:
         excluded: how many points fail each condition; a point may fail several.
         varying: names with several values among the recipes; of a single recipe, those that it is chosen by.
         file: what it was declared as.
+        script: with its arguments, in which ``{name}`` stands for a value.
+        given: values of names that the command line fixes, ``world`` and ``gpus``.
     """
 
     recipes: tuple[Recipe, ...]
@@ -172,6 +174,7 @@ class RecipeSpace:
     varying: tuple[str, ...]
     file: SpaceFile
     script: tuple[str, ...]
+    given: Names
 
     def short_runs(self, recipe: Recipe) -> tuple[ShortRun, ...]:
         """Return the smaller runs of a recipe, the smallest first; none where it is about as small itself."""
@@ -207,28 +210,49 @@ class RecipeSpace:
         """Return the value of ``name`` in the smallest run of a recipe."""
         return _whole(name, evaluate(self.file.short[name], recipe.names, f"short.{name}"))
 
-    def find(self, text: str) -> Recipe:
-        """Return the recipe that ``"tp=8,pp=2"`` describes; names left out must have one value among those that fit.
+    def find(self, text: str) -> tuple[Recipe, ...]:
+        """Return the recipes that ``"tp=8,pp=2"`` fits: all that differ in names which it leaves out.
 
-        Raises ConfigError that says what does not fit.
+        Derived names may be given as well. Where none of the space fits, values that it does not list are taken if they
+        meet its conditions. Raises ConfigError that says what excludes them.
         """
-        wanted = {}
+        known, wanted = self.recipes[0].names, {}
         for part in text.split(","):
             name, separator, value = (piece.strip() for piece in part.partition("="))
             if not separator:
                 raise ConfigError("compare_with", part, "names no value", "write e.g. tp=8,pp=2")
-            if name not in self.file.values:
-                raise unknown("compare_with", name, self.file.values)
+            if name not in known:
+                raise unknown("compare_with", name, known)
             wanted[name] = value
-        found = [one for one in self.recipes if all(_is(one.names[name], value) for name, value in wanted.items())]
-        if not found:
-            raise ConfigError("compare_with", text, "is no recipe of the space", "its values and conditions exclude it")
-        if len(found) > 1:
-            open_ = [
-                name for name in self.varying if name not in wanted and len({one.values[name] for one in found}) > 1
-            ]
-            raise ConfigError("compare_with", text, f"fits {len(found)} recipes", f"name also {', '.join(open_)}")
-        return found[0]
+        found = tuple(one for one in self.recipes if _fits(one.names, wanted))
+        return found or self._unlisted(text, wanted)
+
+    def _unlisted(self, text: str, wanted: Mapping[str, str]) -> tuple[Recipe, ...]:
+        """Return recipes with ``wanted`` values that are not listed. Raises ConfigError."""
+        for name, value in wanted.items():
+            if name in self.given and not _is(self.given[name], value):
+                problem = f"is not what the command line or the cluster says: {name}={value_text(self.given[name])}"
+                raise ConfigError("compare_with", f"{name}={value}", problem, "change that, or leave it out")
+        axes = {
+            name: (_value("" if wanted[name] == "none" else wanted[name]),) if name in wanted else _listed(value)
+            for name, value in self.file.values.items()
+            if name not in self.given
+        }
+        fitting: list[Names] = []
+        excluded: Counter[tuple[str, ...]] = Counter()
+        for names, violated in _points(self.file, axes, self.given):
+            others = [f"{name} == {wanted[name]}" for name in wanted if not _fits(names, {name: wanted[name]})]
+            if broken := (*violated, *others):
+                excluded[broken] += 1
+            else:
+                fitting.append(names)
+        if not fitting:
+            broken = min(excluded, key=lambda each: (len(each), -excluded[each]))
+            problem = f"is no recipe: it does not meet {' and '.join(map(repr, broken))}"
+            raise ConfigError("compare_with", text, problem, "change it, or the conditions of the space")
+        shown = dict.fromkeys((*self.varying, *(name for name in wanted if name in axes)))
+        first = len(self.recipes)
+        return tuple(_recipe(first + at, self.file, self.script, names, shown) for at, names in enumerate(fitting))
 
 
 def declared(space: str | Path | Mapping[str, Any]) -> SpaceFile:
@@ -316,15 +340,13 @@ def expand(file: SpaceFile, script: Sequence[str], world: int, gpus: int) -> Rec
     _check_flags(file, {*axes, *fixed}, words)
     fitting: list[dict[str, Value]] = []
     excluded: Counter[tuple[str, ...]] = Counter()  # by all conditions that a point fails
-    points = 0
-    for values in product(*axes.values()):
-        points += 1
-        chosen = dict(zip(axes, values, strict=True))
-        names = _names(file, {"world": world, "gpus": gpus, **fixed, **chosen})
-        if violated := _violated(file.require, names):
+    given = {"world": world, "gpus": gpus, **fixed}
+    for names, violated in _points(file, axes, given):
+        if violated:
             excluded[violated] += 1
         else:
             fitting.append(names)
+    points = len(fitting) + excluded.total()
     if not fitting:
         raise ConfigError(
             "space", ", ".join(axes), f"has {points:,} points, and none meets all conditions: {_nearest(excluded)}",
@@ -337,7 +359,16 @@ def expand(file: SpaceFile, script: Sequence[str], world: int, gpus: int) -> Rec
     by_rule: Counter[str] = Counter()
     for violated, count in excluded.items():
         by_rule.update(dict.fromkeys(violated, count))
-    return RecipeSpace(recipes, points, dict(by_rule), varying, file, tuple(words))
+    return RecipeSpace(recipes, points, dict(by_rule), varying, file, tuple(words), given)
+
+
+def _points(
+    file: SpaceFile, axes: Mapping[str, tuple[Value, ...]], given: Names
+) -> Iterator[tuple[dict[str, Value], tuple[str, ...]]]:
+    """Yield the names of each point of ``axes``, and the conditions that it violates."""
+    for values in product(*axes.values()):
+        names = _names(file, {**given, **dict(zip(axes, values, strict=True))})
+        yield names, _violated(file.require, names)
 
 
 def _check_flags(file: SpaceFile, known: Set[str], words: Sequence[str]) -> None:
@@ -485,6 +516,11 @@ def _argv(words: Sequence[str], names: Names) -> tuple[str, ...]:
             "recipe": "-".join(value_text(names[n]).replace("/", "_") for n in sorted(names) if n != "recipe"),
         }
     return tuple(written())
+
+
+def _fits(names: Names, wanted: Mapping[str, str]) -> bool:
+    """Return whether ``names`` have the ``wanted`` values."""
+    return all(_is(names[name], value) for name, value in wanted.items())
 
 
 def _is(value: Value, text: str) -> bool:

@@ -47,8 +47,6 @@ Objective = Callable[[Account, Recipe], float]
 Progress = Callable[[str, int, int], None]
 """Called with what is under way, the simulations done, and how many there will be as far as is known."""
 
-_POSSIBLE = ("open", "estimated", "beaten")
-"""Recipes that could be simulated whole."""
 _SHORT_STEPS = 2
 """Steps of a short run: the first allocates and makes the optimizer's state, the second is like all others."""
 _FIRST_ERROR = 0.05
@@ -111,7 +109,7 @@ class SearchFindings:
 
     Attributes:
         space: that was searched.
-        candidates: all, in the space's order.
+        candidates: all, in the space's order; behind them the user's own that the space does not list.
         ranked: those with a whole run, best first; extended ones where the budget allowed none.
         error: largest relative error of an extended forecast that was seen.
         runs: simulations made, or taken from the store.
@@ -147,8 +145,8 @@ class Search:
         store: of outcomes, entered.
         pool: workers.
         exhaustive: run every recipe whole.
-        also: recipes to run whole whatever they are.
-        deadline: `time.monotonic` after which no simulation starts.
+        also: the user's own recipe, which is run whole and first; of several, the best of them.
+        deadline: `time.monotonic` after which no simulation starts, but for the first of the user's own recipe.
         progress: told about it.
         scratch: folder for the simulations' temporary files; None for the system's.
     """
@@ -171,7 +169,8 @@ class Search:
         self._store, self._pool, self._exhaustive = store, pool, exhaustive
         self._also = {recipe.number for recipe in also}
         self._deadline, self._progress, self._scratch = deadline, progress, scratch
-        self.candidates = tuple(RecipeState(recipe, space.short_runs(recipe)) for recipe in space.recipes)
+        unlisted = [recipe for recipe in also if recipe.number >= len(space.recipes)]
+        self.candidates = tuple(RecipeState(recipe, space.short_runs(recipe)) for recipe in (*space.recipes, *unlisted))
         self._spread = deadline < float("inf") and not any(one.shorts for one in self.candidates)
         self._handed_out: Counter[tuple[str, Value]] = Counter()  # values of names, by how often they were simulated
         self._errors: list[float] = []
@@ -179,7 +178,8 @@ class Search:
 
     def run(self) -> SearchFindings:
         """Search until no recipe is left that could be the best. Raises NoRecipe where none works."""
-        everything = sorted(self.candidates, key=self._need)
+        self._compare()
+        everything = [one for one in sorted(self.candidates, key=self._need) if not one.out]
         if self._exhaustive:
             self._whole(everything)
         else:
@@ -190,8 +190,22 @@ class Search:
             self._refine(self._pool.count)
             self._short(self._going(), first=False)
             self._refine(_SHOWN)
-        self._whole([one for one in self.candidates if one.recipe.number in self._also and one.status in _POSSIBLE])
         return self._found()
+
+    def _compare(self) -> None:
+        """Run the user's own recipe whole; of several those without smaller runs, and the best of the others."""
+        own = [one for one in self.candidates if one.recipe.number in self._also]
+        if not own:
+            return
+        self._whole([one for one in own if len(own) == 1 or not one.shorts])
+        if len(own) > 1:
+            self._short(own, first=True)
+            self._short(own, first=False)
+        while not self._late and (ready := [one for one in own if one.status == "estimated"]):
+            best = min(ready, key=self._value)
+            if self._value(best) >= self._best():
+                return
+            self._whole([best])
 
     def _going(self) -> list[RecipeState]:
         """Return the candidates that are not out, least bound first; mark those that the best beats for sure."""
@@ -271,7 +285,7 @@ class Search:
         """Yield runs as workers are free, but for those that what has been learnt makes needless."""
         left = dict(runs)
         while left:
-            if time.monotonic() > self._deadline:
+            if time.monotonic() > self._deadline and (self._handed_out or not self._also):
                 self._late = True
                 return
             name = next(iter(left))
@@ -297,13 +311,14 @@ class Search:
         return RecipeRun(self._setting, candidate.shorts[piece].argv, min(_SHORT_STEPS, steps), self._scratch)
 
     def _needless(self, candidate: RecipeState) -> bool:
-        if candidate.recipe.number in self._also and candidate.status in _POSSIBLE:
-            return False
         if candidate.out:
             return True
+        if candidate.recipe.number >= len(self._space.recipes):
+            return False  # the space does not say what it needs
         for other in self.candidates:
             simulated = other.outcome is not None or other.pieces  # and not only inferred from a neighbour itself
-            if other.status == "memory" and simulated and self._needs_more(candidate, other):
+            listed = other.recipe.number < len(self._space.recipes)
+            if listed and other.status == "memory" and simulated and self._needs_more(candidate, other):
                 candidate.status = "memory"
                 candidate.reason = f"needs more than {other.recipe}, which has too little memory"
                 return True
@@ -490,7 +505,7 @@ def _rank(space: RecipeSpace, name: str, value: object) -> float:
     if isinstance(value, int | float):
         return float(value)
     values = space.file.values[name]
-    return float(values.index(value)) if isinstance(values, list) else 0.0
+    return float(values.index(value)) if isinstance(values, list) and value in values else 0.0
 
 
 def combined(accounts: Sequence[Account], weights: Sequence[float]) -> Account:

@@ -74,8 +74,10 @@ def search_lines(result: SearchResult) -> Iterator[str]:
     extended = counts["estimated"]
     parts = [f"{counts['whole']} simulated whole", f"{extended} extended from smaller runs (within {found.error:.1%})"]
     parts += [f"{counts[status]} {words}" for status, words in _OUT.items() if counts[status]]
+    unlisted = sum(one.recipe.number >= len(found.space.recipes) for one in found.candidates)
+    recipes, yours = _counted(len(found.candidates) - unlisted, "recipe"), " and yours" if unlisted else ""
     yield (
-        f"{_counted(len(found.candidates), 'recipe')} of {_counted(found.space.points, 'point')} on {where(result)}, "
+        f"{recipes} of {_counted(found.space.points, 'point')}{yours} on {where(result)}, "
         f"for the least {_GOALS[result.goal]}: "
         f"{', '.join(part for part in parts if not part.startswith('0 '))}; {_counted(found.runs, 'simulation')}"
     )
@@ -91,7 +93,8 @@ def search_lines(result: SearchResult) -> Iterator[str]:
     own = result.compared
     if own is not None:
         if own.account is None or own.status in ("memory", "invalid"):
-            yield f"yours, {own.recipe}: {_OUT.get(own.status, own.status)}: {own.reason}"
+            why = f": {own.reason}" if own.reason else ""
+            yield f"yours, {own.recipe}: {_OUT.get(own.status, own.status)}{why}"
         else:
             value, error = objective_ratio(result, own)
             why = _loses_by(result, own) or ("as good" if own is found.winner or own in tied else "")
