@@ -104,7 +104,7 @@ class SpaceFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     flags: dict[str, str | list[str]] = {}
     memory: MemoryRule = MemoryRule()
     short: dict[str, str] = {}
-    short_from: float = 64.0
+    short_from: float = 16.0
     batch: str | None = None
     tokens: str | None = None
     arguments: list[str] = []
