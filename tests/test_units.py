@@ -144,3 +144,9 @@ def test_parts_never_take_less_than_the_whole(parts, rate):
     whole = sum(parts) * cost
     pieces = sum(moving(part, cost) for part in parts)
     assert whole >> COST_SHIFT <= moving(sum(parts), cost) <= pieces < (whole >> COST_SHIFT) + 1 + len(parts)
+
+
+@pytest.mark.parametrize("text", ["", "a fifth", "-1%", "20 percent", "nan", "1e400x"])
+def test_what_is_no_share_is_refused(text):
+    with pytest.raises(ConfigError, match="is not a share"):
+        units.parse_share(text)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from foretrain.errors import ConfigError, ForetrainError
 from foretrain.lab.calibration import fit, nominal
-from foretrain.lab.compare import OnLine, attached, conduct, experiment, share
+from foretrain.lab.compare import OnLine, attached, conduct, experiment
 from foretrain.lab.messages import (
     CalibrationReport,
     CalibrationSample,
@@ -131,9 +131,6 @@ def test_cases_are_named_and_planned():
 def test_wrong_experiments_are_refused(wrong: Mapping[str, object], words: str):
     with pytest.raises(ConfigError, match=words):
         experiment(**({"model": "resnet50", "hosts": 2, "rate": "1Gbps"} | wrong))
-    assert share("20%", "straggler") == share("0.2", "straggler") == 0.2
-    with pytest.raises(ConfigError, match="20%"):
-        share("a fifth", "straggler")
 
 
 # From what workers say to a result.
