@@ -189,7 +189,7 @@ def test_a_server_that_sums_and_is_lost_is_named_and_ends_with_its_session():
         return
 
     for error in on_ranks(2, run, "fifo", ft.BoundedLoss(0.0, "ps"), warmup=WARMUP):
-        assert "the server that sums was lost: " in str(error)
+        assert "the server that sums, a process of rank 0, was lost: " in str(error)
     assert not [pid for pid in descendants(os.getpid()) if "comm.bounded.server" in command_of(pid)]
 
 
