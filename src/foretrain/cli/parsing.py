@@ -28,7 +28,7 @@ _EXAMPLES: dict[object, tuple[str, str]] = {
 
 
 class _Refused(Exception):
-    """What tyro refuses; not an error that a constructor of an argument raises."""
+    """Error that tyro finds in a command line; a constructor of an argument raises others."""
 
     def __init__(self, event: _errors.ParseErrorEvent) -> None:
         self.event = event
