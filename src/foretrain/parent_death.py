@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 _SET_DEATH_SIGNAL = 1
 """Linux's PR_SET_PDEATHSIG."""
@@ -24,33 +24,42 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
 
 
-def run_to_end(command: Sequence[str], *, timeout: float | None = None) -> None:
-    """Run ``command`` and wait; neither it nor what it starts outlives this process, or an exception here.
+def run_to_end(*commands: Sequence[str], timeout: float | None = None) -> None:
+    """Run ``commands`` side by side and wait; they and what they start end with this process, and at an exception here.
 
     Args:
-        timeout: seconds; None waits for ever.
+        commands: what to run.
+        timeout: seconds, of each; None waits for ever.
 
     Raises:
-        OSError: it cannot be started.
-        subprocess.CalledProcessError: it failed; ``stderr`` is what it wrote.
-        subprocess.TimeoutExpired: it took longer.
+        OSError: one cannot be started.
+        subprocess.CalledProcessError: one failed; ``stderr`` is what it wrote.
+        subprocess.TimeoutExpired: one took longer.
     """
-    started = subprocess.Popen(
+    with contextlib.ExitStack() as stack:
+        started = [(stack.enter_context(_started(command)), command) for command in commands]
+        for process, command in started:
+            _, errors = process.communicate(timeout=timeout)
+            if process.returncode:
+                raise subprocess.CalledProcessError(process.returncode, command, stderr=errors)
+
+
+@contextlib.contextmanager
+def _started(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """Start ``command``, and end all that it has started."""
+    with subprocess.Popen(
         [sys.executable, "-I", "-S", __file__, *command],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
-    with started:
+    ) as process:
         try:
-            _, errors = started.communicate(timeout=timeout)
+            yield process
         finally:
             with contextlib.suppress(ProcessLookupError):  # all have ended, as they should
-                os.killpg(started.pid, signal.SIGKILL)
-    if started.returncode:
-        raise subprocess.CalledProcessError(started.returncode, command, stderr=errors)
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _main() -> None:

@@ -201,7 +201,10 @@ JSON_OF_LABS = {
     "lab rate": ("1Gbps", "hosts"),
     "lab status": ("", "hosts"),
     "lab down": ("", "removed"),
-    "lab compare": ("alexnet --step-time 30ms --iterations 2 --rounds 1 --schedules fifo", "cases"),
+    "lab compare": (
+        "inception_v3 --servers 1 --rate 10Gbps --step-time 30ms --iterations 2 --rounds 1 --schedules fifo",
+        "cases",
+    ),
 }
 WITHOUT_JSON = {"server", "explore", "completion", "lab exec"}
 """Commands that print no results of their own."""

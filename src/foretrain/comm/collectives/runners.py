@@ -48,7 +48,7 @@ _HEADERS = (
 _PREBUILT = _PACKAGE / "libring.so"
 # Not -march=native: a home may be shared by machines. Wide instructions are chosen when it runs. No contraction, or the
 # compiler's choice of a fused multiplication would show in the bits.
-_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-contract=off", "-pthread")
+_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread")
 _HEADER = 7
 """Numbers of an encoded leg before its extents."""
 _COMPILATION = 300.0
@@ -165,14 +165,23 @@ def build(path: str) -> None:
     Raises:
         OSError, subprocess.SubprocessError: that fails.
     """
-    run_to_end([*_command(), "-o", path], timeout=_COMPILATION)
+    _compile(_compiler(), Path(path))
 
 
-def _command() -> list[str]:
-    compiler = shlex.split(os.environ.get("CXX", "")) or [
+def _compiler() -> list[str]:
+    return shlex.split(os.environ.get("CXX", "")) or [
         next((name for name in ("g++", "c++", "clang++") if shutil.which(name)), "g++")
     ]
-    return [*compiler, *_FLAGS, *map(str, _SOURCES)]
+
+
+def _compile(compiler: list[str], library: Path) -> None:
+    """Compile all sources side by side."""
+    with tempfile.TemporaryDirectory(prefix="foretrain-") as scratch:
+        objects = [os.path.join(scratch, f"{source.stem}.o") for source in _SOURCES]
+        units = zip(_SOURCES, objects, strict=True)
+        commands = ([*compiler, *_FLAGS, "-c", str(source), "-o", made] for source, made in units)
+        run_to_end(*commands, timeout=_COMPILATION)
+        run_to_end([*compiler, "-shared", "-pthread", *objects, "-o", str(library)], timeout=_COMPILATION)
 
 
 @functools.cache
@@ -184,8 +193,8 @@ def library() -> ctypes.CDLL:
     """
     with suppress(OSError):  # there is none, or it is for another machine
         return _loaded(_PREBUILT)
-    command = _command()
-    kept = _folder() / f"collectives-{_fingerprint(command)}.so"
+    compiler = _compiler()
+    kept = _folder() / f"collectives-{_fingerprint(compiler)}.so"
     if kept.exists():
         return _loaded(kept)
     try:
@@ -193,16 +202,16 @@ def library() -> ctypes.CDLL:
         lock = open(kept.with_suffix(".lock"), "w", encoding="ascii")  # noqa: SIM115
     except OSError:  # no home that can be written: compiled for this process alone
         with tempfile.TemporaryDirectory(prefix="foretrain-") as folder:
-            return _compiled(command, Path(folder, kept.name))
+            return _compiled(compiler, Path(folder, kept.name))
     with lock:  # ranks that start together wait for the one that compiles
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return _loaded(kept) if kept.exists() else _compiled(command, kept)
+        return _loaded(kept) if kept.exists() else _compiled(compiler, kept)
 
 
-def _compiled(command: list[str], kept: Path) -> ctypes.CDLL:
+def _compiled(compiler: list[str], kept: Path) -> ctypes.CDLL:
     unfinished = kept.with_suffix(".unfinished")
     try:
-        run_to_end([*command, "-o", str(unfinished)], timeout=_COMPILATION)
+        _compile(compiler, unfinished)
         unfinished.replace(kept)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -229,11 +238,10 @@ def _loaded(path: Path) -> ctypes.CDLL:
     return library
 
 
-def _fingerprint(command: list[str]) -> str:
+def _fingerprint(compiler: list[str]) -> str:
     """Return a hash of the source and of what compiles it, wherever it is installed."""
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in _SOURCES + _HEADERS))
-    options = command[: -len(_SOURCES)]
-    digest.update(" ".join([*options, platform.machine(), *platform.libc_ver()]).encode())
+    digest.update(" ".join([*compiler, *_FLAGS, platform.machine(), *platform.libc_ver()]).encode())
     return digest.hexdigest()[:16]
 
 
