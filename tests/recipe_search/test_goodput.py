@@ -29,6 +29,7 @@ from foretrain.recipe_search.bill import (
 )
 from foretrain.recipe_search.evaluation import Account, RecipeRun, RunSetting, close, run
 from foretrain.recipe_search.space import Recipe
+from tests.examples.torchrun import ROOT
 from tests.live.command import _require_device
 
 HOUR = 3600.0
@@ -45,11 +46,14 @@ def test_the_closed_form_is_within_one_percent_of_the_simulation(mtbf: float, ch
 
 
 @pytest.mark.parametrize("written", [0.0, 40.0])
-def test_counting_equal_checkpoints_at_once_gives_what_one_by_one_gives(written: float) -> None:
-    failures = Failures(2 * HOUR, 5.0, 300.0, written=written)
-    never = replace(failures, stragglers=Stragglers(1e15, 1.0, 0.5))  # none in this time, but each interval is walked
-    at_once, one_by_one = (simulated_goodput(each, 50.0, work=1000 * HOUR) for each in (failures, never))
-    assert at_once == pytest.approx(one_by_one, rel=1e-9)
+@pytest.mark.parametrize("slow", [None, Stragglers(3 * HOUR, 0.5 * HOUR, 0.5), Stragglers(600.0, 120.0, 0.5)])
+def test_counting_equal_checkpoints_at_once_gives_what_one_by_one_gives(
+    written: float, slow: Stragglers | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = Failures(2 * HOUR, 5.0, 300.0, written=written, stragglers=slow, slowdown=1.4 if slow else 1.0)
+    at_once = simulated_goodput(failures, 50.0, work=1000 * HOUR)
+    monkeypatch.setattr(bill._Speeds, "at", lambda _, time: (time, 1.0))  # the speed may change at any time
+    assert at_once == pytest.approx(simulated_goodput(failures, 50.0, work=1000 * HOUR), rel=1e-9)
 
 
 def test_rare_failures_with_many_checkpoints_between_them_are_simulated_too() -> None:
@@ -267,6 +271,16 @@ def test_a_run_takes_its_steps_and_what_failures_take() -> None:
         f"the run of 1e+09 tokens: {days:.3g} days, {1000 * (bill.money(ACCOUNT) or 0):,.0f} for the GPUs"
         in "".join(bill.lines(ACCOUNT, 1e6))
     )
+
+
+def test_the_page_lists_all_prices_and_powers_that_are_known() -> None:
+    page = (ROOT / "docs" / "recipe-search.md").read_text(encoding="utf-8")
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| ")]
+    listed = {row[0]: tuple(row[1:]) for row in cells if row[0] in bill._known()["gpus"]}
+    assert listed == {
+        name: tuple(str(known.get(key, "")) for key in ("price", "date", "rated"))
+        for name, known in bill._known()["gpus"].items()
+    }
 
 
 def test_of_an_unknown_gpu_nothing_is_made_up() -> None:

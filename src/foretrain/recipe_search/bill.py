@@ -40,6 +40,7 @@ from __future__ import annotations
 import math
 import random
 import tomllib
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -231,15 +232,18 @@ def simulated_goodput(
     if math.isinf(failures.mtbf) or not 0 < interval < math.inf:
         return math.nan
     draw, speeds = random.Random(seed), _Speeds(failures, seed, events)
+    if speeds.rate * min(work, _FEWEST_FAILURES * failures.mtbf) > 2 * events:
+        return math.nan  # far more GPUs turn slow until there are enough failures
     now, saved, happened, failed = 0.0, 0.0, 0, 0
     before, written = 0.0, 0.0  # work of the checkpoint before the last, and when the last is written
     fails = draw.expovariate(1 / failures.mtbf)
     broken: list[float] = []  # when servers that failed are repaired, in order
-    whole = interval + failures.checkpoint  # of one interval, where nothing is slow
     while saved < work and happened + speeds.drawn < events:
         happened += 1
-        # Checkpoints before the next failure are alike where no GPU turns slow: all but the last are counted at once.
-        alike = 0 if failures.stragglers else int(min((fails - now) / whole, (work - saved) / interval)) - 1
+        # Checkpoints before the next failure and the next change of speed are alike: all but the last count at once.
+        until, speed = speeds.at(now)
+        whole = interval / speed + failures.checkpoint
+        alike = int(min((min(fails, until) - now) / whole, (work - saved) / interval)) - 1
         if alike > 1:
             now, saved = now + alike * whole, saved + alike * interval
             before, written = saved - interval, now + failures.written
@@ -271,6 +275,7 @@ class _Speeds:
     """Speed of steps over time: 1, and less while a GPU is slow; drawn as far as it is asked for.
 
     Attributes:
+        rate: at which GPUs turn slow that must be drawn, per second.
         drawn: how many GPUs turned slow; no more than ``most`` do.
     """
 
@@ -281,45 +286,57 @@ class _Speeds:
     def __init__(self, failures: Failures, seed: int, most: int) -> None:
         self._draw, self._most, self.drawn = random.Random(f"{seed}/stragglers"), most, 0
         self._stragglers, self._slow = failures.stragglers, 1 / failures.slowdown
-        self._pieces: list[tuple[float, float]] = []  # until when, and the speed; those that no call has passed
+        self._pieces = deque([(0.0, 1.0)])  # until when, and the speed; those that no call has passed
+        self.rate = self._next = 0.0
         if self._stragglers is None:
             self._pieces.append((math.inf, 1.0))
         elif self._stragglers.lasts > self._ALWAYS * self._stragglers.every:
             self._pieces.append((math.inf, self._slow))
         else:
-            self._next = self._draw.expovariate(1 / self._stragglers.every)
+            self.rate = 1 / self._stragglers.every
+            self._next = self._draw.expovariate(self.rate)
+
+    def at(self, time: float) -> tuple[float, float]:
+        """Return until when the speed at ``time`` lasts, and that speed; ``time`` is never before that of another call.
+
+        It ends at once where too many GPUs turn slow.
+        """
+        return self._piece(time)
+
+    def _piece(self, time: float) -> tuple[float, float]:
+        while self._pieces[0][0] <= time:
+            if len(self._pieces) == 1 and not self._append():
+                return time, 1.0
+            self._pieces.popleft()
+        return self._pieces[0]
 
     def end_of(self, begin: float, work: float) -> float:
-        """Return when ``work`` is done that begins at ``begin``, which is never before that of an earlier call.
+        """Return when ``work`` is done that begins at ``begin``, which is never before that of another call.
 
         It is never done where too many GPUs turn slow.
         """
-        passed = 0
-        while passed < len(self._pieces) and self._pieces[passed][0] <= begin:
-            passed += 1
-        del self._pieces[:passed]
+        until, speed = self._piece(begin)
         index = 0
-        while True:
-            if index == len(self._pieces):
-                if self.drawn >= self._most:
-                    return math.inf
-                self._append()
+        while (until - begin) * speed < work:
+            index += 1
+            if index == len(self._pieces) and not self._append():
+                return math.inf
+            work, begin = work - (until - begin) * speed, until
             until, speed = self._pieces[index]
-            if (until - begin) * speed >= work:
-                return begin + work / speed
-            work, begin, index = work - max(until - begin, 0.0) * speed, max(until, begin), index + 1
+        return begin + work / speed
 
-    def _append(self) -> None:
-        """Draw the time until a GPU turns slow, and that until none is."""
-        stragglers = self._stragglers
-        assert stragglers is not None
+    def _append(self) -> bool:
+        """Draw the time until a GPU turns slow, and that until none is; return False where enough were drawn."""
+        if self.drawn >= self._most or self._stragglers is None:
+            return False
         self._pieces.append((self._next, 1.0))
         end = self._next
         while self._next <= end and self.drawn < self._most:
-            end = max(end, self._next + self._draw.expovariate(1 / stragglers.lasts))
-            self._next += self._draw.expovariate(1 / stragglers.every)
+            end = max(end, self._next + self._draw.expovariate(1 / self._stragglers.lasts))
+            self._next += self._draw.expovariate(self.rate)
             self.drawn += 1
         self._pieces.append((end, self._slow))
+        return True
 
 
 _SIMULATED_FAILURES = 10_000
