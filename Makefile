@@ -110,6 +110,7 @@ bench: $(READY)
 	$(BIN)/python benchmarks/bounded.py --quick
 	$(BIN)/python benchmarks/frameworks.py --quick
 	$(BIN)/python benchmarks/live.py --quick
+	$(BIN)/python benchmarks/search.py --quick
 	$(BIN)/python benchmarks/accuracy.py --quick
 	$(BIN)/python benchmarks/cpu_truth.py --quick
 

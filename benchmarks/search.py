@@ -13,7 +13,9 @@ Goodput: over a grid of failures, checkpoints, repairs with spares, and straggle
 simulation of failures, one by one.
 
 Published rankings: runs of accuracy/groundtruth-train.csv that differ in their recipe alone, with the forecasts that
-accuracy.py has kept; is the fastest that was measured among the three that are forecast to be?
+accuracy.py has kept; is the fastest that was measured among the three that are forecast to be? Runs that were published
+as measured but that a model computed are ranked apart, and do not count. How often a measured ratio of two recipes lies
+in the interval of their comparison is told by simulations that data/rankings.json keeps.
 
     python benchmarks/search.py                   the same as --full: all spaces, and one that is too large to exhaust;
                                                   a space of which nothing is kept is exhausted first, in hours
@@ -21,8 +23,19 @@ accuracy.py has kept; is the fastest that was measured among the three that are 
     python benchmarks/search.py --space NAME      only those with this in their names
     python benchmarks/search.py --store FOLDER    keeps what was simulated, and how long it took: interrupted, the same
                                                   command goes on, and counts the time of all its parts
+    python benchmarks/search.py --torchtitan DIR  only torchtitan's own Llama-3-70B: a checkout of the commit which
+                                                  compatibility/third_party.toml names, with its packages
     python benchmarks/search.py --published       only goodput and the published rankings, in a minute
-    python benchmarks/search.py --exhaust FOLDER  simulates spaces whole and keeps that; goes on from what FOLDER has
+    python benchmarks/search.py --rankings FOLDER simulates the runs of the published rankings, and keeps what intervals
+                                                  of comparisons depend on; goes on from what FOLDER has
+    python benchmarks/search.py --tuned FOLDER    searches around recipes that others tuned and published, and keeps at
+                                                  which place these come; goes on from what FOLDER has
+    python benchmarks/search.py --exhaust FOLDER  simulates spaces whole and keeps that; goes on from what FOLDER has;
+                                                  with --quick or --space, of those alone
+
+Of the RESULT, regret_max and cpu_share are of the spaces that were exhausted, candidates_per_min of the slowest of all
+that were searched: of torchtitan's own with --torchtitan. Each is nan where none was. The others are the same whatever
+is searched.
 """
 
 from __future__ import annotations
@@ -32,10 +45,13 @@ import datetime
 import itertools
 import json
 import math
+import os
+import shutil
+import subprocess
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import chdir, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -43,33 +59,27 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from measure import finish, machine, options
+from published_rankings import Ranking, published, simulate_rankings
+from published_recipes import search_tuned, show_tuned, tuned_results
+from third_party import DATA, OFFLINE
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE / "accuracy"))
-
-from rows import read  # noqa: E402, its folder is no package
-from scipy.stats import spearmanr  # noqa: E402
-
-from foretrain.cli.progress import searching  # noqa: E402
-from foretrain.recipe_search import search  # noqa: E402
-from foretrain.recipe_search.bill import (  # noqa: E402
+from foretrain.cli.progress import searching
+from foretrain.recipe_search import search
+from foretrain.recipe_search.bill import (
     Failures,
     Stragglers,
     best_interval,
     goodput,
     simulated_goodput,
 )
-from foretrain.recipe_search.strategy import SearchFindings  # noqa: E402
+from foretrain.recipe_search.strategy import SearchFindings
 
-FORECASTS = HERE / "data/accuracy.jsonl"
-"""Forecasts of published runs, which benchmarks/accuracy.py has simulated."""
+HERE = Path(__file__).parent
 KEPT = HERE / "data/search.json"
 """Whole simulations of all recipes of the spaces below."""
 HOUR = 3600.0
 SIMULATED_FAILURES = 10_000
 """Mean times between failures that a simulation of goodput works for."""
-LEAST = 4
-"""Runs that make a ranking."""
 _YES = {True: "yes", False: "no "}
 
 
@@ -81,15 +91,17 @@ class Case:
         name: of the model and the cluster.
         cluster: where.
         script: with ``{name}`` for values.
-        space: its values and conditions.
+        space: its values and conditions, or the file that has them.
         jobs: workers; as many as this machine has cores where None.
+        module: the script is a module's name.
     """
 
     name: str
     cluster: str
     script: tuple[str, ...]
-    space: dict[str, Any]
+    space: dict[str, Any] | Path
     jobs: int | None = None
+    module: bool = False
 
 
 @dataclass(frozen=True)
@@ -171,6 +183,22 @@ LARGE = Case(
     jobs=2,
 )  # fmt: skip
 """Torchtitan's way on 64 GPUs: too large to exhaust."""
+SPACE_FILES = HERE.parent / "examples/search"
+TORCHTITAN = Case(
+    "torchtitan's Llama-3-70B on dgx-h100:8",
+    "dgx-h100:8",
+    (
+        *("torchtitan.train", "--module", "torchtitan_layers", "--hf_assets_path", "tests/assets/tokenizer"),
+        *("--training.num_tokens_per_train_step=4194304", "--training.max_context_length=8192"),
+        "--parallelism.pipeline_parallel_degree=1",
+    ),
+    SPACE_FILES / "llama3_70b.toml",
+    jobs=2,
+    module=True,
+)
+"""The same by torchtitan itself."""
+UNKNOWN = (LARGE, TORCHTITAN)
+"""Nobody knows how good their best is."""
 
 
 def kept() -> dict[str, Any]:
@@ -214,8 +242,9 @@ def found_in(case: Case, folder: Path, *, exhaustive: bool = False) -> tuple[Sea
             progress(what, done, total)
 
         found = search(
-            case.script, case.space, case.cluster, exhaustive=exhaustive, store=store, jobs=case.jobs, progress=told
-        ).found
+            case.script, case.space, case.cluster, module=case.module, exhaustive=exhaustive, store=store,
+            jobs=case.jobs, progress=told,
+        ).found  # fmt: skip
     return found, passed()
 
 
@@ -224,6 +253,19 @@ def explored(case: Case, folder: Path) -> Outcome:
     found, seconds = found_in(case, folder)
     print(f"{case.name}: {found.winner.recipe} is best; {found.cpu:.0f} s of CPU, {found.runs} simulations")
     return Outcome(case.name, math.nan, math.nan, len(found.candidates), len(found.ranked), seconds, found.error)
+
+
+@contextmanager
+def copied(checkout: Path) -> Iterator[None]:
+    """Work in a copy of torchtitan's checkout, with the data that it would download, and our configurations."""
+    with TemporaryDirectory() as scratch:
+        copy = Path(scratch, "torchtitan")
+        shutil.copytree(checkout, copy, symlinks=True, ignore=shutil.ignore_patterns(".git"))
+        os.environ |= OFFLINE
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(SPACE_FILES), os.environ.get("PYTHONPATH", "")])
+        with chdir(copy):
+            subprocess.run([sys.executable, DATA, "c4"], check=True)
+            yield
 
 
 def stale(case: Case, why: str) -> SystemExit:
@@ -255,59 +297,6 @@ def searched(case: Case, folder: Path) -> Outcome:
     return Outcome(case.name, winner.time / best - 1, share, len(truth), whole, seconds, found.error)
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """Published runs that differ in their recipe alone, and how forecasts rank them, by the time of a token.
-
-    Attributes:
-        name: of the model and the GPUs.
-        runs: how many there are.
-        batches: how many batches there are among them; where it is more than one, recipes differ in that as well.
-        top: whether the fastest as measured is among the first three as forecast; always where there are three.
-        first: measured time of the recipe that is forecast to be fastest, over that of the fastest as measured.
-        three: the same of the best of the first three, for who measures these.
-        rank: Spearman's.
-        shared: of the variance of the errors' logarithms, what all have in common.
-    """
-
-    name: str
-    runs: int
-    batches: int
-    top: bool
-    first: float
-    three: float
-    rank: float
-    shared: float
-
-
-def published() -> Iterator[Ranking]:
-    """Yield rankings of the runs whose forecasts benchmarks/accuracy.py has kept."""
-    rows = {row.id: row for row in read()[0]}
-    groups: dict[object, list[tuple[float, float]]] = defaultdict(list)
-    batches: dict[object, set[float]] = defaultdict(set)
-    for line in FORECASTS.read_text(encoding="utf-8").splitlines():
-        one = json.loads(line)
-        if one["failure"] or one["id"] not in rows:
-            continue
-        row = rows[one["id"]]
-        sequence = row.argv[row.argv.index("--sequence") + 1]
-        key = (row.family, row.model, row.precision, f"{row.ranks} {row.gpu}", sequence)
-        groups[key].append((one["predicted"] / row.tokens, one["measured"] / row.tokens))
-        batches[key].add(row.tokens)
-    for key, pairs in sorted(groups.items(), key=str):
-        if len(pairs) < LEAST:
-            continue
-        ours = sorted(pairs)
-        fastest = min(measured for _, measured in pairs)
-        first, three = ours[0][1] / fastest, min(measured for _, measured in ours[:3]) / fastest
-        rank = float(spearmanr(*zip(*pairs, strict=True)).statistic)
-        errors = [math.log(forecast / measured) for forecast, measured in pairs]
-        apart = [(one - other) ** 2 / 2 for one, other in itertools.combinations(errors, 2)]
-        shared = 1 - sum(apart) / len(apart) / (sum(error**2 for error in errors) / len(errors))
-        name = ", ".join(map(str, key[:4])) if isinstance(key, tuple) else ""
-        yield Ranking(name, len(pairs), len(batches[key]), three == 1, first, three, rank, shared)
-
-
 def goodput_errors() -> Iterator[float]:
     """Yield how far goodput by the closed form is from the simulation, relatively, at the best interval."""
     repairs = ((0.0, 0), (4 * HOUR, 1), (24 * HOUR, 2))
@@ -325,16 +314,34 @@ def goodput_errors() -> Iterator[float]:
 
 
 def own_options(parser: argparse.ArgumentParser) -> None:
-    """--space, --store, --published, --exhaust."""
+    """--space, --store, --torchtitan, --published, --rankings, --tuned, --exhaust."""
     parser.add_argument("--space", action="append", metavar="NAME", help="only spaces with this in their name")
     parser.add_argument("--store", type=Path, metavar="FOLDER", help="keep what was simulated, and go on from there")
+    parser.add_argument("--torchtitan", type=Path, metavar="DIR", help="only torchtitan's own, in this checkout")
     parser.add_argument("--published", action="store_true", help="only goodput and the published rankings")
+    parser.add_argument("--rankings", type=Path, metavar="FOLDER", help="simulate published rankings, and keep that")
+    parser.add_argument("--tuned", type=Path, metavar="FOLDER", help="search around published recipes, and keep that")
     parser.add_argument("--exhaust", type=Path, metavar="FOLDER", help="simulate spaces whole, and keep that")
 
 
+def check(arguments: argparse.Namespace) -> None:
+    """Raise SystemExit where options contradict each other."""
+    given = {f"--{name}" for name, value in vars(arguments).items() if value}
+    alone = ("--quick", "--space", "--torchtitan", "--published", "--rankings", "--tuned")
+    groups = [alone]
+    groups += [("--exhaust", name) for name in ("--torchtitan", "--published", "--rankings", "--tuned", "--store")]
+    groups += [("--store", name) for name in ("--published", "--rankings", "--tuned")]
+    for group in groups:
+        if len(both := [name for name in group if name in given]) > 1:
+            raise SystemExit(f"{' and '.join(both)}: give one of them")
+
+
 def chosen(arguments: argparse.Namespace) -> Sequence[Case]:
+    """Return the cases to search, or to exhaust."""
     if arguments.published:
         return ()
+    if arguments.torchtitan:
+        return (TORCHTITAN,)
     if arguments.quick:
         return (QUICK,)
     spaces = SPACES if arguments.exhaust else (*SPACES, LARGE)
@@ -348,15 +355,23 @@ def chosen(arguments: argparse.Namespace) -> Sequence[Case]:
 def main() -> None:
     """Search, print, and write JSON if asked."""
     arguments = options(__doc__ or "", own_options)
+    check(arguments)
     if arguments.exhaust:
         for case in chosen(arguments):
             exhaust(case, arguments.exhaust)
             print(f"{case.name}: kept", flush=True)
         return
+    if arguments.rankings:
+        simulate_rankings(arguments.rankings)
+        return
+    if arguments.tuned:
+        search_tuned(arguments.tuned)
+        return
     found: list[Outcome] = []
-    with TemporaryDirectory() as scratch:
+    store = arguments.store and arguments.store.absolute()
+    with TemporaryDirectory() as scratch, copied(arguments.torchtitan) if arguments.torchtitan else nullcontext():
         for case in chosen(arguments):
-            one = (explored if case is LARGE else searched)(case, arguments.store or Path(scratch))
+            one = (explored if case in UNKNOWN else searched)(case, store or Path(scratch))
             found.append(one)
             print(
                 f"{one.name:24} {one.recipes:4} recipes, {one.whole:3} whole  regret {one.regret:.2%}  "
@@ -364,33 +379,45 @@ def main() -> None:
                 flush=True,
             )
     rankings = list(published())
-    alike = [one for one in rankings if one.batches == 1]
     for one in rankings:
         print(
-            f"{one.name:60} {one.runs:3} runs, {one.batches} batches  fastest in our first three: {_YES[one.top]}  "
+            f"{'computed' if one.computed else 'measured'}: {one.name:60} {one.runs:3} runs, {one.batches} batches  "
+            f"fastest in our first three: {_YES[one.top]} (by chance {one.chance:.0%})  "
             f"our first takes {one.first:.2f} times as long, the best of our first three {one.three:.2f}  "
-            f"Spearman {one.rank:6.3f}  shared {one.shared:5.2f}"
+            f"Spearman {one.rank:6.3f}  shared {one.shared:5.2f}  {one.inside} of {one.pairs} pairs in their interval"
         )
-    print(f"shared, in the median of rankings of one batch: {median(one.shared for one in alike):.2f}")
+    alike = [one.shared for one in rankings if not one.computed and one.batches == 1]
+    print(f"shared, in the median of measured rankings of one batch: {median(alike):.2f}")
+    show_tuned(tuned_results())
     goodput_error = max(goodput_errors())
     print(f"goodput by the closed form is within {goodput_error:.2%} of the simulation")
-    nothing = math.nan
-    results = {
-        "regret_max": max((one.regret for one in found if one.name != LARGE.name), default=nothing),
-        "cpu_share": max((one.share for one in found if one.name != LARGE.name), default=nothing),
-        "candidates_per_min": min((60 * one.recipes / one.seconds for one in found), default=nothing),
-        "top3_share": sum(one.top for one in rankings) / len(rankings),
-        "spearman_median": median(one.rank for one in rankings),
-        "goodput_error_max": goodput_error,
+    results = {**of_spaces(found), **of_rankings(rankings), "goodput_error_max": goodput_error}
+    details = {"spaces": [asdict(one) for one in found], "rankings": [asdict(one) for one in rankings]}
+    finish(arguments, "search", results, details)
+
+
+def of_spaces(found: Sequence[Outcome]) -> dict[str, float]:
+    """Return the results of the spaces that were searched, nan where there are none."""
+    known = [one for one in found if one.name not in {case.name for case in UNKNOWN}]
+    return {
+        "regret_max": max((one.regret for one in known), default=math.nan),
+        "cpu_share": max((one.share for one in known), default=math.nan),
+        "candidates_per_min": min((60 * one.recipes / one.seconds for one in found), default=math.nan),
+    }
+
+
+def of_rankings(rankings: Iterable[Ranking]) -> dict[str, float]:
+    """Return the results of the rankings that were measured."""
+    measured = [one for one in rankings if not one.computed]
+    alike = [one for one in measured if one.batches == 1]
+    pairs = sum(one.pairs for one in measured)
+    return {
+        "top3_share": sum(one.top for one in measured) / len(measured),
+        "spearman_median": median(one.rank for one in measured),
         "top3_share_one_batch": sum(one.top for one in alike) / len(alike),
         "spearman_median_one_batch": median(one.rank for one in alike),
+        "pairs_inside": sum(one.inside for one in measured) / pairs if pairs else math.nan,
     }
-    finish(
-        arguments,
-        "search",
-        results,
-        {"spaces": [asdict(one) for one in found], "rankings": [asdict(one) for one in rankings]},
-    )
 
 
 if __name__ == "__main__":

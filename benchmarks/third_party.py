@@ -32,7 +32,7 @@ DATA = HERE / "compatibility/third_party_data.py"
 KEPT = HERE / "data/third_party.json"
 """Outcomes of earlier runs: a row is replaced when it runs again, and the page is written from all."""
 PAGE = HERE.parent / "docs/live/third-party.md"
-_OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "PYTHONWARNINGS": "ignore", "WANDB_MODE": "disabled"}
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "PYTHONWARNINGS": "ignore", "WANDB_MODE": "disabled"}
 _LIVE = re.compile(
     r"^foretrain: (?:starting again with ([\d,]+) live|[\d,]+ ranks in ([\d,]+) class|all ([\d,]+))", re.M
 )
@@ -155,7 +155,7 @@ def outcome_of(row: Row, source: Source, checkouts: Path) -> Outcome:
 def _simulated(row: Row, script: Sequence[str], folder: Path, commit: str) -> Outcome:
     # As in an activated environment: what a script starts is of this Python.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    environment = os.environ | _OFFLINE | {"PATH": path} | dict(row.environment)
+    environment = os.environ | OFFLINE | {"PATH": path} | dict(row.environment)
     if "PYTHONPATH" in row.environment:
         environment["PYTHONPATH"] = os.pathsep.join([row.environment["PYTHONPATH"], os.environ.get("PYTHONPATH", "")])
     told = folder / "foretrain.json"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import foretrain as ft
 
+LAYERS = 8
 SCRIPT = Path(__file__).parents[1] / "simulate/tensor_parallel.py"
 SPACE = {
     "values": {"tp": [1, 2, 4, 8], "batch": [1, 2]},
@@ -17,7 +18,7 @@ SPACE = {
 
 
 def main() -> None:
-    words = [str(SCRIPT), "--tp={tp}", "--batch={batch}", "--layers=8"]
+    words = [str(SCRIPT), "--tp={tp}", "--batch={batch}", f"--layers={LAYERS}"]
     for cluster in ("dgx-a100:2", "dgx-h100:2", "dgx-h200:2"):
         result = ft.search(words, SPACE, cluster)
         account, tokens = result.found.winner.account, result.best.tokens

@@ -1,5 +1,7 @@
 """Spaces of recipes: what they expand to, what a smaller run is, and how wrong ones are refused."""
 
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ from msgspec import structs
 
 from foretrain.errors import ConfigError
 from foretrain.recipe_search.space import PRESETS, declared, evaluate, expand
+from tests.examples.torchrun import ROOT
 
 SPACE = {
     "values": {"tp": [1, 2, 4], "pp": [1, 2], "recompute": ["", "--recompute full"]},
@@ -179,12 +182,31 @@ def test_only_runs_with_more_micro_batches_than_the_fewest_come_later():
 
 def test_a_space_may_extend_a_preset():
     preset = declared("megatron")
-    mine = declared({"extends": "megatron", "values": {"cp": [1, 2]}, "require": ["cp <= tp"], "short_from": 8})
+    table = {"extends": "megatron", "values": {"cp": [1, 2]}, "require": ["cp <= tp"], "short_from": 8}
+    mine = declared(table | {"arguments": ["--context-parallel-size={cp}"]})
     assert mine.values == preset.values | {"cp": [1, 2]}
+    assert mine.arguments == [*preset.arguments, "--context-parallel-size={cp}"]
     assert mine.require == [*preset.require, "cp <= tp"]
     assert (mine.short_from, mine.flags, mine.short) == (8, preset.flags, preset.short)
     with pytest.raises(ConfigError, match="extends: 'megatro' is unknown; did you mean 'megatron'"):
         declared({"extends": "megatro", "values": {}})
+
+
+def test_spaces_on_the_page_read_and_vary_their_names():
+    page = (ROOT / "docs" / "recipe-search.md").read_text(encoding="utf-8")
+    tables = [tomllib.loads(text) for text in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)]
+    assert len(tables) == 3
+    for table in tables:
+        space = expand(declared(table), COMMANDS[table["extends"]], world=64, gpus=8)
+        assert {name for name, value in table["values"].items() if isinstance(value, list)} <= {*space.varying}
+
+
+COMMANDS = {
+    "megatron": ["pretrain_gpt.py", "--global-batch-size", "512", "--seq-length", "4096", "--num-layers", "32"],
+    "torchtitan": (
+        ["torchtitan.train", "--training.num_tokens_per_train_step=4194304", "--training.max_context_length=8192"]
+    ),
+}
 
 
 def test_megatrons_experts_are_divided_where_the_command_line_has_some():

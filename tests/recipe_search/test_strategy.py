@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -13,6 +16,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from foretrain.experiments import result_store
 from foretrain.experiments.result_store import ResultStore
 from foretrain.live.rank_processes import OutOfMemory
 from foretrain.recipe_search.api import _compared, step_time
@@ -135,6 +139,22 @@ def test_no_recipe_that_a_bound_excludes_is_the_best(tmp_path: Path) -> None:
         assert one.reason.startswith(f"at least {one.bound / best:.2f} times the best, by ")
 
 
+def test_bounds_that_are_extended_in_layers_need_a_margin(tmp_path: Path) -> None:
+    """A recipe a little slower by its bound than the best is simulated where that bound is itself a forecast."""
+    best, statuses = {}, {}
+    for batch in ("batch", None):
+        found, _ = searched(tmp_path / str(batch))
+        made = Search(found.space, RunSetting("dgx"), step_time, None, None)  # pyright: ignore
+        if batch is None:
+            made._space = dataclasses.replace(found.space, file=structs.replace(found.space.file, batch=None))
+        made.candidates[0].status, made.candidates[0].account = "whole", found.winner.account
+        best[batch] = made._best()
+        made.candidates[1].bound, made.candidates[2].bound = 1.01 * best[batch], 1.2 * best[batch]
+        made._going()
+        statuses[batch] = [one.status for one in made.candidates[1:3]]
+    assert statuses == {"batch": ["beaten", "beaten"], None: ["open", "beaten"]}
+
+
 def test_neighbours_that_need_more_memory_are_not_run(tmp_path: Path) -> None:
     found, pool = searched(tmp_path, lambda run: simulated(run, usable=20.0))
     out = [one for one in found.candidates if one.status == "memory"]
@@ -246,6 +266,24 @@ def test_an_interrupted_search_goes_on(tmp_path: Path) -> None:
     again, none = searched(tmp_path)
     assert not none.asked
     assert again.winner.recipe == found.winner.recipe
+
+
+def test_a_search_whose_disk_was_full_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, left = result_store.write_atomically, iter(range(10))
+
+    def full(path: Path, data: bytes) -> None:
+        if next(left, None) is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, data)
+
+    monkeypatch.setattr(result_store, "write_atomically", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        searched(tmp_path)
+    monkeypatch.undo()
+    found, pool = searched(tmp_path)
+    fresh, all_of_them = searched(tmp_path / "other")
+    assert found.winner.recipe == fresh.winner.recipe
+    assert len(pool.asked) == len(all_of_them.asked) - 10
 
 
 def test_what_failed_is_tried_again_when_a_search_goes_on(tmp_path: Path) -> None:
@@ -379,17 +417,24 @@ def test_a_digest_knows_packages_modules_and_files_that_are_given(tmp_path: Path
     (package / "train.py").write_text("one")
     (tmp_path / "run.py").write_text("import titan.train")
     (tmp_path / "setting.toml").write_text("a = 1")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/own_configurations.py").write_text("layers = 1")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "models")
 
     def digests() -> tuple[str, str]:
-        given = [str(tmp_path / "setting.toml"), "--steps", "/"]
+        given = [str(tmp_path / "setting.toml"), "--steps", "/", "own_configurations.small", "json", "pytest"]
         return digest_of(str(tmp_path / "run.py"), False, given), digest_of("titan.train", True, given)
 
     found = [digests()]
-    for path, text in ((package / "train.py", "other"), (tmp_path / "setting.toml", "a = 2")):
+    for path, text in (
+        (package / "train.py", "other"),
+        (tmp_path / "setting.toml", "a = 2"),
+        (tmp_path / "models/own_configurations.py", "layers = 2"),
+    ):
         path.write_text(text)
         found.append(digests())
-    assert len({each[0] for each in found}) == len({each[1] for each in found}) == 3
+    assert len({each[0] for each in found}) == len({each[1] for each in found}) == 4
     assert found[-1] == digests()
 
 

@@ -18,7 +18,7 @@ from foretrain.recipe_search.evaluation import Account
 
 SHARED = 0.16
 """Share of the variance of forecasts' errors that recipes of one model on one cluster have in common: the median of
-published rankings, by ``benchmarks/search.py --published``."""
+published rankings that were measured with one batch, by ``benchmarks/search.py --published``."""
 _NAMES = {
     "compute": "computation",
     "exposed": "exposed communication",

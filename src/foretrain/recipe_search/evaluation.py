@@ -10,12 +10,13 @@ import contextlib
 import hashlib
 import re
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -167,20 +168,19 @@ class RecipeRun:
 
 
 def digest_of(script: str, module: bool, others: Iterable[str]) -> str:
-    """Return a hash of the script's file and of those that it may import, and of ``others`` that are names of files.
+    """Return a hash of the script's file, of those that it may import, and of what ``others`` name.
 
-    It may import the files beside it, and packages there; a module those of its own package. Of a file that is larger
-    than a source file is, the size and the time of the last change count.
+    It may import the files beside it, and packages there; a module those of its own package. Others may be names of
+    files, or of modules that are not installed, e.g. one's own configurations. Of a file that is larger than a source
+    file is, the size and the time of the last change count.
     """
-    if not module:
-        paths = [Path(script), *_beside(Path(script).parent)]
-    else:
-        top = PathFinder.find_spec(script.partition(".")[0], ["", *sys.path])
-        packages = [*(top.submodule_search_locations or ())] if top is not None else []
-        paths = [path for package in packages for path in Path(package).rglob("*.py")]
-        paths += [Path(top.origin)] if top is not None and top.origin and not packages else []
+    others = {*others}
+    named = [_top(name) for name in others if all(part.isidentifier() for part in name.split("."))]
+    tops = [top for top in named if top is not None and _is_own(top)] + ([_top(script)] if module else [])
+    paths = {*map(Path, others)}.union(*map(_sources, tops))
+    paths.update(() if module else (Path(script), *_beside(Path(script).parent)))
     digest = hashlib.blake2b(digest_size=10)
-    for path in sorted({*paths, *map(Path, others)}):
+    for path in sorted(paths):
         with contextlib.suppress(OSError, ValueError):  # no file, or none any more
             if not path.is_file():
                 continue
@@ -188,6 +188,27 @@ def digest_of(script: str, module: bool, others: Iterable[str]) -> str:
             small = found.st_size <= _SOURCE
             digest.update(path.read_bytes() if small else f"{found.st_size} {found.st_mtime_ns}".encode())
     return digest.hexdigest()
+
+
+def _top(module: str) -> ModuleSpec | None:
+    """Return where a module, or the package that it is in, is; None where it cannot be imported."""
+    return PathFinder.find_spec(module.partition(".")[0], ["", *sys.path])
+
+
+def _is_own(top: ModuleSpec) -> bool:
+    """Return whether a module is neither Python's nor installed, nor a folder that has no sources to import."""
+    installed = [path for name, path in sysconfig.get_paths().items() if name.endswith("lib")]
+    return bool(top.origin) and not any(Path(top.origin or "").is_relative_to(path) for path in installed)
+
+
+def _sources(top: ModuleSpec | None) -> list[Path]:
+    """Return the sources of a module, or of a package."""
+    if top is None:
+        return []
+    packages = [*(top.submodule_search_locations or ())]
+    if not packages:
+        return [Path(top.origin)] if top.origin else []
+    return [path for package in packages for path in Path(package).rglob("*.py")]
 
 
 def _beside(folder: Path) -> Iterator[Path]:

@@ -13,8 +13,10 @@ A recipe is left alone as soon as something shows that it cannot be the best. Th
 are made first, and a part takes no longer than the whole. Products, attention, and a layer's normalisation, dropout and
 activation are launched for each micro-batch, those of an optimizer's step aside, so that the whole takes at least their
 time there times as many micro-batches, whatever is hidden behind them ("compute alone"); and the busiest link's bytes
-at its full rate ("bytes alone"). What has too little memory has so with more of what needs it: recipes that differ only
-by that are not run.
+at its full rate ("bytes alone"). Where smaller runs are smaller in more than micro-batches, e.g. in layers, both are
+extended to the whole as all else is; a recipe is then left alone only where it is above the best by more than extended
+forecasts may be off. What has too little memory has so with more of what needs it: recipes that differ only by that are
+not run.
 
 # Note [Extended memory]
 Neither the peak of tensors nor what the allocator reserves is linear in a few layers: a second layer has buffers that a
@@ -210,8 +212,10 @@ class Search:
     def _going(self) -> list[RecipeState]:
         """Return the candidates that are not out, least bound first; mark those that the best beats for sure."""
         best = self._best()
+        extended = {*self._space.file.short} - {self._space.file.batch}
+        limit = best * (1 + self._error()) if extended else best
         for one in self.candidates:
-            if not one.out and one.bound > best:
+            if not one.out and one.bound > limit:
                 one.status = "beaten"
                 one.reason = f"at least {one.bound / best:.2f} times the best, by {one.bound_by}"
         return sorted((one for one in self.candidates if not one.out), key=lambda one: one.bound)

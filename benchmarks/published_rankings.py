@@ -1,0 +1,168 @@
+"""Published runs that differ in their recipe alone: how forecasts rank them, and whether intervals of comparisons hold.
+
+Runs are those of accuracy/groundtruth-train.csv, with the forecasts that accuracy.py has kept. `benchmarks/search.py
+--published` prints the rankings, `--rankings FOLDER` simulates the runs for their intervals.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from measure import machine
+from scipy.stats import spearmanr
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "accuracy"))
+
+from row_outcome import STEPS, device_of, stack_of  # noqa: E402, its folder is no package
+from rows import COMPUTED, Row, read  # noqa: E402
+
+from foretrain.cli.progress import searching  # noqa: E402
+from foretrain.experiments.execution import workers  # noqa: E402
+from foretrain.experiments.result_store import ResultStore  # noqa: E402
+from foretrain.recipe_search.comparison import ratio  # noqa: E402
+from foretrain.recipe_search.evaluation import Account, RecipeRun, RunResult, RunSetting, run  # noqa: E402
+
+FORECASTS = HERE / "data/accuracy.jsonl"
+"""Forecasts of published runs, which benchmarks/accuracy.py has simulated."""
+COMPARED = HERE / "data/rankings.json"
+"""Accounts of a step of the runs of measured rankings."""
+LEAST = 4
+"""Runs that make a ranking."""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Published runs that differ in their recipe alone, and how forecasts rank them, by the time of a token.
+
+    Attributes:
+        name: of the model and the GPUs.
+        computed: whether the runs were published as measured, but a model computed them.
+        runs: how many there are.
+        batches: how many batches there are among them; where it is more than one, recipes differ in that as well.
+        top: whether the fastest as measured is among the first three as forecast.
+        chance: how likely it is among three at random.
+        first: measured time of the recipe that is forecast to be fastest, over that of the fastest as measured.
+        three: the same of the best of the first three, for who measures these.
+        rank: Spearman's.
+        shared: of the variance of the errors' logarithms, what all have in common.
+        pairs: of runs whose comparison's interval is known.
+        inside: those whose measured ratio lies in it.
+    """
+
+    name: str
+    computed: bool
+    runs: int
+    batches: int
+    top: bool
+    chance: float
+    first: float
+    three: float
+    rank: float
+    shared: float
+    pairs: int
+    inside: int
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published run, with its forecast; both in seconds for a token."""
+
+    row: Row
+    forecast: float
+    measured: float
+
+
+def groups() -> Iterator[tuple[str, list[Published]]]:
+    """Yield the names and the runs of rankings, of runs whose forecasts benchmarks/accuracy.py has kept."""
+    rows = {row.id: row for row in read()[0]}
+    found: dict[tuple[str, ...], list[Published]] = defaultdict(list)
+    for line in FORECASTS.read_text(encoding="utf-8").splitlines():
+        one = json.loads(line)
+        if one["failure"] or one["id"] not in rows:
+            continue
+        row = rows[one["id"]]
+        sequence = row.argv[row.argv.index("--sequence") + 1]
+        key = row.family, row.model, row.precision, f"{row.ranks} {row.gpu}", sequence
+        found[key].append(Published(row, one["predicted"] / row.tokens, one["measured"] / row.tokens))
+    for key, runs in sorted(found.items()):
+        if len(runs) >= LEAST:
+            yield ", ".join(key[:4]), runs
+
+
+def published() -> Iterator[Ranking]:
+    """Yield the rankings, the measured ones first."""
+    accounts = compared()
+    for name, runs in sorted(groups(), key=lambda each: each[1][0].row.family in COMPUTED):
+        ours = sorted(runs, key=lambda one: one.forecast)
+        fastest = min(one.measured for one in runs)
+        first, three = ours[0].measured / fastest, min(one.measured for one in ours[:3]) / fastest
+        rank = float(spearmanr([one.forecast for one in runs], [one.measured for one in runs]).statistic)
+        errors = [math.log(one.forecast / one.measured) for one in runs]
+        apart = [(one - other) ** 2 / 2 for one, other in itertools.combinations(errors, 2)]
+        shared = 1 - sum(apart) / len(apart) / (sum(error**2 for error in errors) / len(errors))
+        known = [one for one in ours if one.row.id in accounts]
+        inside = [in_interval(other, one, accounts) for one, other in itertools.combinations(known, 2)]
+        yield Ranking(
+            name, runs[0].row.family in COMPUTED, len(runs), len({one.row.tokens for one in runs}), three == 1,
+            3 / len(runs), first, three, rank, shared, len(inside), sum(inside),
+        )  # fmt: skip
+
+
+def in_interval(slower: Published, faster: Published, accounts: dict[str, Account]) -> bool:
+    """Return whether the measured ratio of two runs lies in the interval that a search tells of their comparison."""
+    mine, other = accounts[slower.row.id], accounts[faster.row.id]
+    forecast, scale = ratio(mine, other), faster.row.tokens / slower.row.tokens
+    return abs(slower.measured / faster.measured - forecast.value * scale) <= forecast.error * scale
+
+
+def compared() -> dict[str, Account]:
+    """Return the kept accounts of the runs of measured rankings, by the run."""
+    text = json.loads(COMPARED.read_text(encoding="utf-8")) if COMPARED.exists() else {"accounts": {}}
+    return msgspec.convert(text["accounts"], dict[str, Account])
+
+
+def simulate_rankings(folder: Path) -> None:
+    """Simulate the runs of measured rankings as a search does, and keep their accounts."""
+    rows = [one.row for _, runs in groups() for one in runs if one.row.family not in COMPUTED]
+    asked = {}
+    for row in rows:
+        where = f"{row.cluster},device={device_of(row)},ranks=0-{row.ranks - 1}"
+        asked[row.id] = RecipeRun(
+            RunSetting(where, factor=stack_of(row)), (str(HERE / "accuracy" / row.script), *row.argv), STEPS
+        )
+    with ResultStore(folder, RunResult) as store, workers(None, "processes", None) as pool:
+        missing = [one for one in asked.values() if one.id not in store.found]
+        with searching() as progress, pool.results(run, missing) as results:
+            for done, outcome in enumerate(results):
+                store.add([outcome])
+                progress("published runs", done + 1, len(missing))
+        found = {name: store.found[one.id] for name, one in asked.items()}
+    lines = []
+    for name, outcome in sorted(found.items()):
+        if outcome.account is None:
+            print(f"{name}: {outcome.reason}")
+            continue
+        lines.append(f"{json.dumps(name)}: {msgspec.json.encode(rounded(outcome.account)).decode()}")
+    head = json.dumps({"date": str(datetime.date.today()), **machine()})[:-1]
+    COMPARED.write_text(f'{head}, "accounts": {{\n' + ",\n".join(lines) + "\n}}\n", encoding="utf-8")
+
+
+def rounded(account: Account) -> Account:
+    """Return an account with seven digits of each number, which a diff shows well."""
+    numbers = {
+        name: float(f"{value:.7g}")
+        for name in Account.__struct_fields__
+        if name != "kernels" and (value := getattr(account, name)) is not None
+    }
+    kernels = {name: float(f"{value:.7g}") for name, value in account.kernels.items()}
+    return Account(**numbers, kernels=kernels)
