@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -442,6 +443,28 @@ def test_the_terminals_table_is_readable_in_80_columns(tmp_path: Path, monkeypat
         assert "on fronts" not in table
         for name, value in result.best.values.items():
             assert f"{name}={value}" in table
+
+
+def test_ones_own_recipe_is_in_the_table_and_the_page_wherever_it_ranks(tmp_path: Path, monkeypatch, capsys) -> None:
+    found, _ = searched(tmp_path, exhaustive=True)
+    for width in (80, 200):
+        monkeypatch.setenv("COLUMNS", str(width))
+        for place, shown in ((0, 12), (11, 12), (12, 13), (len(found.ranked) - 1, 13)):
+            result = SearchResult(found, "dgx-h100:2", 16, found.ranked[place])
+            show(result)
+            table, _, rest = capsys.readouterr().out.partition("…")
+            (row,) = [line for line in table.splitlines() if line.endswith("yours")]
+            assert re.sub(r"\s", "", row).startswith(f"tp={found.ranked[place].recipe.values['tp']}")
+            assert rest.startswith(f" and {len(found.ranked) - shown} recipes more (--html)")
+            page(result, tmp_path / "found.html")
+            (line,) = [
+                each for each in (tmp_path / "found.html").read_text().splitlines() if '<tr class="best">' in each
+            ]
+            assert str(found.ranked[place].recipe) in line
+            assert "<td>yours</td>" in line
+    few = replace(found, candidates=found.candidates[:3], ranked=found.ranked[:1])
+    show(SearchResult(few, "dgx-h100:2", 16))
+    assert "(--html)" not in capsys.readouterr().out
 
 
 def test_results_say_what_they_are_of(tmp_path: Path) -> None:

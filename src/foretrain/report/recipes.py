@@ -27,7 +27,7 @@ from foretrain.report.simulation_page import add_draws
 from foretrain.units import SECOND, format_time
 
 ROWS = 12
-"""Recipes that the terminal shows."""
+"""Recipes that the terminal shows, the user's own aside."""
 _ON_PAGE = ("on fronts",)
 """Columns that only the page has; so is energy, unless it is the goal."""
 _WIDE, _IF_WIDE = 120, ("95 %", "tokens/s/GPU", "MFU", "bound by")
@@ -50,6 +50,8 @@ def show(result: SearchResult) -> None:
     """Print the ranking, why the others are out, the winner's command line, and what the winner costs."""
     console, found = Console(highlight=False), result.found
     console.print(_ranking(result, console.width))
+    if more := len(listed(result)) - len(_first(result)):
+        console.print(f"… and {_counted(more, 'recipe')} more (--html)")
     for line in search_lines(result):
         console.print(line, markup=False, soft_wrap=True)
     for warning in warnings(result):
@@ -284,8 +286,21 @@ def cells(result: SearchResult, candidate: RecipeState, fronts: Sequence[str] = 
     row["bound by"] = bound_by(account)
     row["loses by"] = "" if candidate is winner else _loses_by(result, candidate)
     row["on fronts"] = ", ".join(fronts)
-    row[""] = "" if candidate.status == "whole" else "extended"
+    notes = ["yours"] if _is_yours(result, candidate) else []
+    notes += ["extended"] if candidate.status != "whole" else []
+    row[""] = ", ".join(notes)
     return row
+
+
+def _is_yours(result: SearchResult, candidate: RecipeState) -> bool:
+    """Return whether a candidate is the user's own recipe."""
+    return result.compared is not None and candidate.recipe.number == result.compared.recipe.number
+
+
+def _first(result: SearchResult) -> list[RecipeState]:
+    """Return the recipes that the terminal shows: the best, and the user's own where that is known."""
+    every = listed(result)
+    return [*every[:ROWS], *(one for one in every[ROWS:] if _is_yours(result, one))]
 
 
 def _ranking(result: SearchResult, width: int) -> Table:
@@ -295,7 +310,7 @@ def _ranking(result: SearchResult, width: int) -> Table:
         left_out = (*left_out, energy_column(result.found.winner.recipe.tokens))
     rows = [
         {name: cell for name, cell in cells(result, candidate).items() if name not in left_out}
-        for candidate in listed(result)[:ROWS]
+        for candidate in _first(result)
     ]
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in rows[0]:
@@ -390,6 +405,7 @@ def page(result: SearchResult, path: Path) -> None:
         cards=cards,
         columns=list(rows[0]),
         rows=rows,
+        yours=[_is_yours(result, one) for one in listed(result)],
         experts=result.experts,
         failures=[
             f"{one.recipe}, {drawn_loads(point.sigma, point.seed)}: {point.failure}"
