@@ -37,7 +37,8 @@ def test_a_sound_host_has_no_findings():
         ({"gloo": "lo"}, ("cannot reach other hosts", "set it to eth0")),
         ({"nccl": "ib"}, ("no interface of NCCL_SOCKET_IFNAME=ib has", "set it to eth0")),
         ({"interfaces": INTERFACES[:1]}, ("no interface but loopback",)),
-        ({"compiler": None}, ("no C++ compiler", "install g++")),
+        ({"compiler": None}, ("no C++ compiler", "apt install g++")),
+        ({"headers": False}, ("no headers of this Python", "apt install python3.11-dev")),
         ({"versions": {}}, ("torch is not installed", "pip install 'foretrain[torch]'")),
         ({"versions": {"torch": "2.9.1"}}, ("torch 2.9.1 is not among the tested releases", "pip install 'torch==")),
         ({"torch_fault": "libcudart.so: no such file"}, ("cannot be used (libcudart.so", "install it again")),
@@ -51,8 +52,8 @@ def test_what_one_host_lacks_is_found_with_its_remedy(change, words):
     assert all(word in text for word in words), text
 
 
-def test_no_compiler_is_missed_where_nothing_is_left_to_compile():
-    assert findings(Diagnosis({0: replace(SOUND, compiler=None, built=True)})) == []
+def test_neither_compiler_nor_headers_are_missed_where_nothing_is_left_to_compile():
+    assert findings(Diagnosis({0: replace(SOUND, compiler=None, headers=False, built=True)})) == []
 
 
 def test_hosts_with_the_same_finding_share_a_sentence():

@@ -167,6 +167,7 @@ def _host_tables(hosts: Mapping[int, HostFacts]) -> Sequence[Table]:
         tested = "" if package != "torch" or not number else ", tested" if was_tested(number) else ", not tested"
         made.add_row(package, f"{number or 'not installed'}{tested}")
     made.add_row("C++ compiler", facts.compiler or "none")
+    made.add_row("headers of Python", "installed" if facts.headers else "not installed")
     torch = facts.versions.get("torch")
     built = "compiled" if facts.built else "to be compiled on first use"
     made.add_row("simulated GPU", built if torch else "needs torch")

@@ -11,6 +11,7 @@ import platform
 import shlex
 import shutil
 import socket
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -45,7 +46,8 @@ class HostFacts:
         missing: packages that are not installed, by the extra of foretrain that needs them; none for a whole extra.
         torch_fault: why torch cannot be imported though it is installed.
         compiler: the C++ compiler that ``foretrain simulate`` would take.
-        built: whether ``foretrain simulate`` needs none any more.
+        headers: whether those of this Python are installed, which ``foretrain simulate`` compiles with.
+        built: whether ``foretrain simulate`` has nothing left to compile.
         lab_lacks: what ``foretrain lab`` would lack here.
         cores: that this process may use.
         local_ranks: LOCAL_WORLD_SIZE.
@@ -62,6 +64,7 @@ class HostFacts:
     missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     torch_fault: str = ""
     compiler: str | None = None
+    headers: bool = True
     built: bool = False
     lab_lacks: tuple[str, ...] = ()
     cores: int = 1
@@ -158,6 +161,7 @@ def host_facts(built: bool = False) -> HostFacts:
         },
         torch_fault=fault,
         compiler=_compiler(),
+        headers=Path(sysconfig.get_paths()["include"], "Python.h").exists(),
         built=built,
         lab_lacks=(("root",) if os.geteuid() else ()) + tuple(name for name in ("ip", "tc") if not shutil.which(name)),
         cores=cores,

@@ -138,7 +138,10 @@ def _software(facts: HostFacts) -> Iterator[str]:
             f"results, or pip install 'torch=={TESTED[-1].release}.*'."
         )
     if facts.compiler is None and not facts.built:
-        yield "no C++ compiler: simulate cannot build its device; install g++, or name yours in CXX."
+        yield "no C++ compiler: simulate cannot compile its GPU; apt install g++, or name yours in CXX."
+    if not facts.headers and not facts.built:
+        package = ".".join((facts.versions.get("python") or "3").split(".")[:2])
+        yield f"no headers of this Python: simulate cannot compile its GPU; apt install python{package}-dev."
 
 
 def _cores(facts: HostFacts) -> Iterator[str]:

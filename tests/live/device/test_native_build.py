@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from foretrain.live.device import native_build
-from foretrain.live.device.native_build import BuildError, compiler
+from foretrain.live.device.native_build import BuildError, compiler, headers
 from foretrain.torch_version import torch_version
 from tests.waiting import until
 
@@ -21,6 +21,14 @@ def test_no_compiler_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BuildError, match=r"apt install g\+\+"):
         compiler()
+
+
+def test_missing_headers_are_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(native_build.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    with pytest.raises(BuildError, match=r"Python's headers.*apt install python3\.\d+-dev"):
+        headers()
+    (tmp_path / "Python.h").touch()
+    assert headers() == tmp_path
 
 
 def test_another_release_or_compiler_is_another_build(monkeypatch: pytest.MonkeyPatch) -> None:

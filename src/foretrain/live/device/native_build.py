@@ -164,8 +164,23 @@ def compiler() -> list[str]:
             return asked or [name]
     raise BuildError(
         "The simulated GPU is compiled on first use and needs a C++ compiler, but neither g++ nor clang++ is installed;"
-        " install one, e.g. with `apt install g++`, or name yours in the environment variable CXX."
+        " install one, e.g. with `apt install g++ python3-dev`, or name yours in the environment variable CXX."
     )
+
+
+def headers() -> Path:
+    """Return the folder of this Python's headers.
+
+    Raises:
+        BuildError: they are not installed, as where a distribution has a package of their own for them.
+    """
+    folder = Path(sysconfig.get_paths()["include"])
+    if not (folder / "Python.h").exists():
+        raise BuildError(
+            f"The simulated GPU is compiled on first use and needs Python's headers, but there is no {folder}/Python.h;"
+            f" install them, e.g. with `apt install python{sysconfig.get_python_version()}-dev`."
+        )
+    return folder
 
 
 def _cache() -> Path:
@@ -212,17 +227,17 @@ def _build_lock(folder: Path) -> Iterator[None]:
 
 
 def _compile(folder: Path, library: Path, progress: Progress) -> None:
-    root = torch_folder()
-    includes = [root / "include", root / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]]
+    root, command = torch_folder(), compiler()
+    includes = [root / "include", root / "include/torch/csrc/api/include", headers()]
     # Errors name files as they are in the repository and in PyTorch, on whichever machine it was compiled.
     names = [f"-ffile-prefix-map={_SOURCES}=native", f"-ffile-prefix-map={root}=torch"]
-    base = [*compiler(), *_FLAGS, *names, *(f"-I{path}" for path in includes)]
+    base = [*command, *_FLAGS, *names, *(f"-I{path}" for path in includes)]
     for left in folder.glob("unfinished-*"):  # by a process that was killed
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="unfinished-", dir=folder) as scratch:
         objects = _objects(base, Path(scratch), progress)
         made = Path(scratch, library.name)
-        link = [*compiler(), "-shared", *map(str, objects), f"-L{root / 'lib'}"]
+        link = [*command, "-shared", *map(str, objects), f"-L{root / 'lib'}"]
         _run([*link, "-ltorch_python", "-ltorch", "-ltorch_cpu", "-lc10", "-o", str(made)])
         made.replace(library)
 
