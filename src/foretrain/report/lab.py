@@ -34,12 +34,12 @@ class LabRow:
         spread: the middle half, ms.
         speedup: over the baseline.
         ratio: T/T*, of what the case sends.
-        forecast: iteration time in the virtual world, ms.
+        forecast: simulated iteration time, ms.
         error: of the forecast.
         idle: share of the time in which the accelerator had nothing to compute.
         link: share of its rate that the busiest link carried in its busier direction.
         cores: how many the processes of all hosts kept busy.
-        schedule: what was in force.
+        schedule: the one that ran, with its knobs.
         problem: why there are no numbers.
     """
 
@@ -190,7 +190,7 @@ def _caption(result: LabResult) -> Text:
     return Text(
         f"ms: median of {one.iterations} iterations in {one.rounds} interleaved rounds, after warm-up; "
         f"{against}: over {_baseline(result) if result.baseline else 'nothing'}; T*: no schedule can be faster on "
-        "links of this rate; forecast: the virtual world's, in ms; idle: of host 0's accelerator; link: the busiest; "
+        "links of this rate; forecast: simulated, in ms; idle: of host 0's accelerator; link: the busiest; "
         "cores: how many all hosts keep busy",
         style="dim",
     )
