@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from pathlib import Path
@@ -218,7 +219,7 @@ def explore(
     Args:
         workload: a model of the zoo, a recorded workload's .toml file, or a result's .json of simulate or search.
         port: port of the page; 0 takes a free one.
-        browser: open the page in a browser.
+        browser: open the page in a browser, if there is a display.
     """
     from foretrain.explore import Explorer, Question, opened
 
@@ -233,7 +234,8 @@ def explore(
         sys.stdout.write(f"{explorer.url}\n")
         sys.stdout.flush()
         sys.stderr.write("foretrain: Ctrl-C ends it\n")
-        if browser:
+        # Without a display a browser for the terminal would start, and cannot show the page.
+        if browser and any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")):
             import webbrowser
 
             webbrowser.open(explorer.url)
