@@ -91,6 +91,17 @@ def outputs() -> dict[str, set[str]]:
     return found
 
 
+def test_pages_say_when_recordings_were_made():
+    recorded = {path.name for path in (DOCS / "files").glob("*.txt")} - {"simulate.txt"}
+    included = set()
+    for path, text in TEXTS.items():
+        for name, below in re.findall(r"literalinclude\} \S*files/(\S+\.txt)\n(?:.*\n)*?```\n\n(.*\n.*\n)", text):
+            if name in recorded:
+                included.add(name)
+                assert re.search(r"[Rr]ecorded on 20\d\d-\d\d-\d\d", below), f"{path.name}: {name}"
+    assert included == recorded
+
+
 def without_run_time(line: str) -> str:
     """Return a line of output without what depends on the machine: how long a simulation took, or will take."""
     return re.sub(r"(simulated in|hops, about) +(?:[\d.]+|a) \w+", r"\1", line.rstrip())
