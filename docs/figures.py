@@ -284,10 +284,10 @@ def _two_digits(value: float) -> str:
 
 
 def output(command: str) -> str:
-    """Return the command and its output, 88 columns wide."""
+    """Return the command and its output, 90 columns wide."""
     text = io.StringIO()
     before = Path.cwd(), dict(os.environ)
-    os.environ |= {"COLUMNS": "88", "NO_COLOR": "1", "TERM": "dumb"}
+    os.environ |= {"COLUMNS": "90", "NO_COLOR": "1", "TERM": "dumb"}
     os.chdir(HERE / "files")
     try:
         with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text), contextlib.suppress(SystemExit):

@@ -33,7 +33,7 @@ _WORTH = 0.01
 _CAPS = [digits * 10.0**power for power in range(-2, 4) for digits in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8)]
 """Values of ``bucket_cap_mb`` that are tried; what lies between cuts hardly otherwise."""
 _SIMULATED = 4
-"""How many of them, by how early they end."""
+"""Number of them that are simulated, those that end earliest."""
 
 
 def best_buckets(job: Job) -> list[list[int]]:
@@ -225,7 +225,7 @@ class BucketAdvice:
         """Return one line for people: what those who keep DDP should write."""
         chosen = self.recommended
         if chosen is self.present:
-            return f"if you keep DDP: no other bucket sizes promise a certain gain (± {self.uncertainty:.1%})"
+            return f"if you keep DDP: no other bucket sizes are certain to be faster (± {self.uncertainty:.1%})"
         what = f"bucket_cap_mb={self.cap:g}" if chosen is self.single else f"bucket_cap_mb_list={list(self.cap_list)}"
         time = format_time(_time(chosen))
         return f"if you keep DDP: {what} takes {time} an iteration, {self._share(chosen)} over its default buckets"
@@ -233,7 +233,7 @@ class BucketAdvice:
     def _verdict(self) -> str:
         chosen = self.recommended
         if chosen is self.present:
-            return "Keep DDP's buckets as they are: no others promise a certain gain."
+            return "Keep DDP's buckets as they are: no others are certain to be faster."
         if chosen is self.single:
             return f"Write DistributedDataParallel(model, bucket_cap_mb={self.cap:g}); a list gains no more."
         return f"Write DistributedDataParallel(model, bucket_cap_mb_list={list(self.cap_list)})."
