@@ -21,7 +21,7 @@ Op: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather"]
 Priorities: TypeAlias = Mapping[Op, Sequence[int]]
 """Tasks of each operation, the most urgent first; of an operation that is not there, none goes before another."""
 AS_THEY_COME: Priorities = MappingProxyType({})
-"""None goes before another."""
+"""No task goes before another."""
 
 
 class Task(msgspec.Struct, frozen=True, gc=False):

@@ -148,7 +148,7 @@ def _warn(text: str) -> None:
 
 
 _NAMED: Final = 3
-"""How many missing names a message has."""
+"""Number of missing names in a message."""
 _SIMULATION_NEEDS: Final = (
     "torch._C._dispatch_has_kernel_for_dispatch_key",
     "torch._C._distributed_c10d.Backend.Options",

@@ -64,14 +64,14 @@ AddressText: TypeAlias = Annotated[str, named("ADDRESS")]
 NameText: TypeAlias = Annotated[str, named("NAME")]
 Folder: TypeAlias = Annotated[Path, named("FOLDER", Path)]
 JsonFile: TypeAlias = Annotated[Path | None, tyro.conf.arg(metavar="FILE|-")]
-"""Where ``--json`` writes; - is stdout."""
+"""File that ``--json`` writes; - is stdout."""
 WorkloadName: TypeAlias = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WORKLOAD")]
 ClusterName: TypeAlias = Annotated[str, tyro.conf.arg(metavar="CLUSTER")]
 
 RUN_SCRIPTS = ("run", "simulate", "search")
 """Commands whose last words are a script and its arguments, after --."""
 ARGUMENT_TYPES = ConstructorRegistry()
-"""How help names what an argument is: TEXT, N, NUMBER, FILE; one that may be left out as one that may not."""
+"""Names of argument types in help: TEXT, N, NUMBER, FILE; the same whether an argument may be left out or not."""
 _METAVARS: dict[object, str] = {str: "TEXT", int: "N", float: "NUMBER", Path: "FILE"}
 
 

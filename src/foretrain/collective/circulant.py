@@ -233,7 +233,7 @@ def circulant(operation: Operation, ranks: int) -> Plan:
 
 
 Nearness: TypeAlias = Literal["near", "far"]
-"""Whether the first exchange, which moves the most, is between neighbouring ranks or distant ones."""
+"""Partners of the first exchange, which moves the most: neighbouring ranks, or distant ones."""
 
 
 def halving_doubling(operation: Operation, ranks: int, *, first: Nearness = "near") -> Plan:

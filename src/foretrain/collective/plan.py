@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 from foretrain.errors import StallError
 
 Operation: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all"]
-"""What a plan achieves."""
+"""Result of a plan."""
 
 _NONE = np.zeros(0, np.int32)
 

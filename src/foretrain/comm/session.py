@@ -214,7 +214,7 @@ class Session:
         self._settle: list[Callable[[], None]] = []
         self._tasks: list[CommTask] = []
         self._landed: dict[int, Callable[[], None]] = {}
-        """What `CommTask.ready` was asked to call, by task."""
+        """Functions that `CommTask.ready` was asked to call, by task."""
         self._runtime: HostRuntime | None = None
         self._in_flight = TasksInFlight(0, self.check)
         self._towards = member.address

@@ -24,7 +24,7 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 """All of `Precision`."""
 
 Kind: TypeAlias = Literal["conv", "winograd", "gemm", "memory"]
-"""What an operator does: convolve, convolve 3×3 or 5×5 with stride 1, multiply matrices, or only move bytes."""
+"""Work of an operator: convolve, convolve 3×3 or 5×5 with stride 1, multiply matrices, or only move bytes."""
 
 ACHIEVED_BANDWIDTH = 0.8
 """Part of the datasheet's memory bandwidth that streaming kernels reach (fitted on A100, H100 and B200)."""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from joblib import Parallel
 
 Backend: TypeAlias = Literal["processes", "dask", "ray"]
-"""What simulates: processes on this machine, or the workers of a cluster."""
+"""Place where scenarios are simulated: processes on this machine, or the workers of a cluster."""
 _BATCH = 1.0
 """Seconds that a batch should take."""
 _FIRST = 4

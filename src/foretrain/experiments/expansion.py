@@ -32,7 +32,7 @@ from foretrain.workload.step import check_sigma
 
 _T = TypeVar("_T")
 _OWN = ("model", "batch", "precision", "device", "cluster", "schedule", "jitter", "seed")
-"""What a condition can ask of every scenario, besides axes and knobs."""
+"""Fields of every scenario that a condition can name, besides axes and knobs."""
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,40}")
 

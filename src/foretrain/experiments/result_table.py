@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 Kind: TypeAlias = Literal["text", "flag", "count", "number", "share", "rate", "size", "time"]
-"""What a column holds: rates are bytes/s, sizes bytes, times seconds, a share 0.05 for 5 %."""
+"""Content of a column: rates are bytes/s, sizes bytes, times seconds, a share 0.05 for 5 %."""
 Row: TypeAlias = dict[str, Any]
 """A value for each column; None where a scenario has none."""
 
@@ -52,7 +52,7 @@ PARAMETERS = (
     Column("jitter", "share", "spread of the layer times"),
     Column("seed", "count", "of the jitter"),
 )
-"""What was simulated; axes of clusters (``axis_NAME``) come after these."""
+"""Columns of the scenario; axes of clusters (``axis_NAME``) come after these."""
 OUTCOMES = (
     Column("error", "text", "why it could not be simulated; null where it was"),
     Column("gpus", "count", "of the whole job"),
@@ -74,7 +74,7 @@ OUTCOMES = (
     Column("baseline_time", "time", "its iteration time"),
     Column("speedup", "number", "baseline_time / iteration_time"),
 )
-"""What came out; knobs of schedules (``knob_NAME``, as they ran) come after these."""
+"""Columns of the result; knobs of schedules (``knob_NAME``, as they ran) come after these."""
 _PARTS = ("id", "error", "knobs")
 """Of a result what is not an outcome as it stands."""
 
@@ -212,9 +212,9 @@ def _outcomes(result: ScenarioResult, knobs: Iterable[Column]) -> Row:
 _MORE_IS_BETTER = ("samples_per_second", "speedup")
 """Of all other columns less is."""
 _COSTS = ("bandwidth", "gpus", "operations")
-"""What throughput is weighed against unless a sweep says: the first that varies."""
+"""Costs to weigh throughput against unless a sweep names one: the first that varies."""
 _KEY = ("workload", "batch", "sequence", "precision", "device", "cluster")
-"""What tells apart what cannot be chosen by scheduling."""
+"""Columns of a scenario that a schedule cannot change."""
 
 
 def over_seeds(table: Table) -> list[Row]:

@@ -279,7 +279,7 @@ _TABLES: dict[str, type[msgspec.Struct]] = {
     "clusters": ClusterAxis,
     "schedules": ScheduleAxis,
 }
-"""What stands below the sweep itself; below that there are only ranges."""
+"""Tables below the sweep itself; below them there are only ranges."""
 _EXAMPLES = {"workloads": '["resnet50"]', "clusters": '["4x8xV100@10Gbps"]', "schedules": '["ddp", "bytescheduler"]'}
 _PATH = re.compile(r"(?P<problem>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")

@@ -1,4 +1,4 @@
-"""What the explorer is asked, as the query of a URL, and what it answers: verdict, numbers and figures as JSON."""
+"""Questions of the explorer, as the query of a URL, and its answers: verdict, numbers and figures as JSON."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ class Question:
 
     @property
     def cluster(self) -> str:
-        """The cluster in foretrain's notation."""
+        """Return the cluster in foretrain's notation."""
         exchange = {"all_reduce": "", "ps_colocated": ",ps=colocated", "ps": f",ps={self.hosts}"}[self.engine]
         return f"{self.hosts}x{self.gpus}x{self.gpu}@{self.rate:.6g}Gbps{exchange}"
 

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias, get_args
 from foretrain.errors import ConfigError, unknown
 
 Drop: TypeAlias = Literal["tail", "selective"]
-"""What a full queue drops: whatever comes last, or first what may be dropped."""
+"""Packets that a full queue drops: those that come last, or first those that may be dropped."""
 
 MTU = 9000
 """Bytes of the largest IP packet of all links."""

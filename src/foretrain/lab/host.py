@@ -382,7 +382,7 @@ def senders(namespaces: Iterable[str]) -> tuple[Process, ...]:
 
 
 class SenderFlow(NamedTuple):
-    """What a living sender of background flows does.
+    """Living sender of background flows.
 
     Attributes:
         host: index of the host that it sends to.

@@ -38,7 +38,7 @@ from foretrain.lab.conditions import MTU, Conditions, spare_of
 from foretrain.lab.iproute import LabError
 
 Form: TypeAlias = Literal["ets", "htb"]
-"""What makes bands and marks: ets and red, or htb and eBPF."""
+"""Queueing disciplines that make bands and marks: ets and red, or htb and eBPF."""
 
 ROOT, NOWHERE = 0x90000, 0x900FF
 """Handles of the tree, and of the class for packets that are lost."""

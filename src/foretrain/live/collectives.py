@@ -105,7 +105,7 @@ def who(ranks: Sequence[int]) -> str:
 
 
 class CollectiveSource(NamedTuple):
-    """Where a collective has its values from that is not among its own members.
+    """Source of a collective's values outside its own members.
 
     Attributes:
         collective: returns it; None if nobody has made its group yet.

@@ -44,7 +44,7 @@ ALL_PAIRS: Final = 256
 _LEAST_TARGETS: Final = 8
 """Beyond, to how many others each rank sends at the least."""
 _PIECES: Final = 64
-"""That NCCL's pipelines along trees are cut into at all sizes: with fewer, filling them would count."""
+"""Pieces into which NCCL's pipelines along trees are cut at all sizes: with fewer, filling them would count."""
 
 Group = tuple[int, ...]
 """World ranks in a group's order."""

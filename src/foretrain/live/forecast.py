@@ -61,7 +61,7 @@ class PeakMemory:
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """What the script saved after a step.
+    """Checkpoint that the script saved after a step.
 
     Attributes:
         step: steps that the optimizer had made; the next contains the checkpoint.

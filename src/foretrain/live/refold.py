@@ -39,7 +39,7 @@ _MOST_LIVE = 32
 """Ranks of a world all of which are run if the script failed, perhaps by what it had gathered of represented ones."""
 
 Live = Literal["auto", "all"] | int
-"""Which ranks run: as few as are needed, all, or this many."""
+"""Number of live ranks: as few as are needed, all, or this many."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -211,7 +211,7 @@ def _per_server(where: Deployment) -> int:
 
 
 PLANNING_STEPS = WATCHED + 1
-"""What is watched, and one under the policy."""
+"""Steps that are watched, and one under the policy."""
 
 
 def recommended_schedule(watched: Simulated, device: str | None) -> Recommendation | None:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from foretrain.errors import ConfigError, unknown
 
 Way: TypeAlias = Literal["ring", "halving_doubling", "parameter_server"]
-"""How gradients are exchanged; names of `foretrain.collective.ALGORITHMS`."""
+"""Exchange of gradients; names of `foretrain.collective.ALGORITHMS`."""
 
 
 def ring(p: float, ranks: int) -> float:

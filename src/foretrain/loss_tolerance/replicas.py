@@ -28,7 +28,7 @@ from foretrain.loss_tolerance.tagging import Tagging
 from foretrain.loss_tolerance.trial import Trial, shards
 
 Return: TypeAlias = Literal["lossy", "reliable"]
-"""How sums, or parameters, come back to the ranks."""
+"""Way back of sums, or parameters, to the ranks."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from foretrain.loss_tolerance.layout import Cut, TensorLayout
 from foretrain.loss_tolerance.losses import Tagged, check_chance
 
 Criterion: TypeAlias = Literal["packet", "layer", "magnitude"]
-"""Which packets may be dropped: any; those of front layers; those whose values are small on average."""
+"""Packets that may be dropped: any; those of front layers; those whose values are small on average."""
 
 QUEUES = 8
 

@@ -18,7 +18,7 @@ from foretrain.loss_tolerance.trial import Trial, endless, finite, score
 from foretrain.units import Time
 
 LossesOf: TypeAlias = Callable[[int], Sequence[LossPattern]]
-"""What the network lost in a round of training, counted from 0: of an all-reduce, or of push and pull."""
+"""Losses of the network in a round of training, counted from 0: of an all-reduce, or of push and pull."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Training:
         self._loss: list[float] = []
         self._curve: dict[int, float] = {}
         self.rounds = 0
-        """How many have been trained; a training that has diverged goes through the rest without effect."""
+        """Rounds that have been trained; a training that has diverged goes through the rest without effect."""
 
     @property
     def diverged(self) -> bool:

@@ -37,7 +37,7 @@ _MOST_STEPS = 4_000_000
 _MOST_HOPS = 4_000_000
 """Packet hops of a collective that is simulated: a second's work; larger ones go on as the last two that were."""
 _CURVE: tuple[Operation, ...] = ("all_reduce", "reduce_scatter", "all_gather")
-"""What schedules ask the duration of."""
+"""Operations whose duration schedules ask for."""
 _LARGE = 1 << 36
 """Bytes from which on only the rate of a collective matters: 64 GiB take seconds on the fastest link there is."""
 

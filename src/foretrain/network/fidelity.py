@@ -235,7 +235,7 @@ class Fidelity:
 
 
 FLUID: Final = Fidelity()
-"""What is simulated where nothing else is said."""
+"""Default fidelity."""
 
 
 _PROBE: Final = 1 << 16

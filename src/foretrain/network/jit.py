@@ -24,7 +24,7 @@ from numba.core.sigutils import normalize_signature
 
 _HERE = Path(__file__).parent
 _CARRIED = _HERE / "prebuilt" / f"numba{numba.__version__}"
-"""What a wheel carries, a folder for each package."""
+"""Kernels that a wheel carries, a folder for each package."""
 _ALLOCATING: dict[str, Any] = {"fastmath": False, "error_model": "numpy", "nogil": True, "no_cfunc_wrapper": True}
 _COMMON: dict[str, Any] = _ALLOCATING | {"_nrt": False}
 _BARE: dict[str, Any] = {"cache": False, "no_cpython_wrapper": True}
@@ -34,7 +34,7 @@ inside: Any = njit(**_COMMON, **_BARE)
 inlined: Any = njit(**_COMMON, **_BARE, inline="always")
 """Compile a kernel into its callers: a call would cost more than it does, since it passes the whole state."""
 allocating: Any = njit(**_ALLOCATING, **_BARE)
-"""As `inside`, for a kernel that makes arrays or lists."""
+"""Compile a kernel that makes arrays or lists, and that only kernels call."""
 
 
 def entry(function: Callable[..., Any]) -> Any:
@@ -43,7 +43,7 @@ def entry(function: Callable[..., Any]) -> Any:
 
 
 def allocating_entry(function: Callable[..., Any]) -> Any:
-    """As `entry`, for a kernel that makes arrays or lists."""
+    """Compile a kernel that makes arrays or lists, and that Python calls, as `entry` does."""
     return _kept(njit(**_ALLOCATING)(function), function)
 
 
@@ -60,7 +60,7 @@ def packet_callback(signature: Any) -> Callable[[Callable[..., Any]], Any]:
 
 
 class _CarriedFirst:
-    """What numba keeps of a kernel on disk, with ``carried`` by a wheel looked for before its ``own``."""
+    """Cache of one kernel on disk that looks into ``carried``, a wheel's, before numba's ``own``."""
 
     def __init__(self, own: IndexDataCacheFile, carried: IndexDataCacheFile) -> None:
         self._own, self._carried = own, carried

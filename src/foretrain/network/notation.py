@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from foretrain.network.deployment import Deployment
 
 Place: TypeAlias = Union[Cluster, "Deployment"]
-"""Where a job runs: the simple cluster, or a topology."""
+"""Cluster on which a job runs: the simple one, or a topology."""
 
 _COUNT = r"[0-9]{1,9}"
 _RATE = r"[\d.]+\s*[A-Za-z]+(?:/s)?"

@@ -98,7 +98,7 @@ MESSAGE: Final = 512 << 10
 
 
 Exchange: TypeAlias = Literal["all_reduce", "ps", "ps_colocated"]
-"""How gradients become sums: ring all-reduce, or a parameter server on hosts of its own or beside the workers."""
+"""Exchange of gradients: ring all-reduce, or a parameter server on hosts of its own or beside the workers."""
 
 DEFAULT_LATENCY: Time = 10 * MICROSECOND
 """One way through switch and stack; a data-centre TCP round trip is 20–50 µs."""

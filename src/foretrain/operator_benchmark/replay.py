@@ -81,7 +81,7 @@ SCALAR_TYPES: Final = {
     0: torch.uint8, 1: torch.int8, 2: torch.int16, 3: torch.int32, 4: torch.int64, 5: torch.float16, 6: torch.float32,
     7: torch.float64, 9: torch.complex64, 10: torch.complex128, 11: torch.bool, 15: torch.bfloat16,
 }  # fmt: skip
-"""What a type argument is by its number in the dispatcher."""
+"""Types by their number in the dispatcher."""
 
 
 class Unrepeatable(Exception):

@@ -100,7 +100,7 @@ Run = Callable[[], object]
 
 _WARMUP = 2
 _CACHES = 2
-"""How many times a GPU's cache the copies of an operator's arguments are, together."""
+"""Size of the copies of an operator's arguments together, as a multiple of the GPU's cache."""
 
 
 class Timing(NamedTuple):

@@ -35,7 +35,7 @@ from foretrain.units import COST_SHIFT, SECOND, Time, format_time
 from foretrain.workload.step import Workload
 
 COMPRESSIONS = ("fp16", "bf16")
-"""What gradients may be sent as. Both have two bytes."""
+"""Types that gradients may be sent as. Both have two bytes."""
 _VALUE, _SENT = 4, 2
 _ROUND, _WIDEN = 36, 6
 """Bytes of memory traffic for a value that is sent, and for one that comes back."""
@@ -128,9 +128,9 @@ _ORDER = ("bytescheduler", "dear", "p3", "prophet", "pace", "mgwfbp", "fusion", 
 """
 _BOUND_BY_WFBP = ("fifo", "ddp", "fusion", "mgwfbp")
 _FRONT = 3
-"""How many are searched."""
+"""Number of candidates that are searched."""
 _NEAR = 1.05
-"""How far behind one may be to be searched."""
+"""Time over the best's up to which a candidate is searched."""
 _SEARCH = 14
 """Simulations of each search."""
 _BASELINE = 18

@@ -127,7 +127,7 @@ def _changed(place: Place, parameter: str, share: float) -> Place:
 WORTH = 0.01
 """A gain below it is nobody's reason to leave plain DDP, however certain."""
 _ABREAST = 1.05
-"""How much slower the fastest of another engine may be to be considered for being more certain."""
+"""Time over the fastest's up to which the fastest of another engine is preferred for being more certain."""
 _WHAT_IF = 6
 """Simulations for what compression would bring."""
 

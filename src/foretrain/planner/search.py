@@ -27,7 +27,7 @@ _FAR = 4.0
 """Standard deviations from the median at which a value is an outlier."""
 _TRIM = 0.1
 _MEDIAN = math.sqrt(math.pi / 2)
-"""How much further a median of normal values is off than their mean."""
+"""Error of a median of normal values over that of their mean."""
 
 
 class IterationTimes(NamedTuple):
@@ -69,7 +69,7 @@ _SHORTEST, _LONGEST = 100_000_000, 100_000_000_000
 _FUSING = ("pace",)
 """Policies that fuse tensors without a knob for it."""
 _STEP = math.log(2)
-"""What one place in a grid is worth: a factor of 2."""
+"""Distance of neighbours in a grid: a factor of 2."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,7 +198,7 @@ def _below(values: NDArray[np.float64]) -> NDArray[np.float64]:
 _AGAIN = 24
 """Simulations of a search in a running job, which waits for it."""
 _FURTHEST = 64.0
-"""How much faster or slower than it was a link may have become."""
+"""Factor by which a link may have become faster or slower."""
 _HALVINGS = 8
 
 

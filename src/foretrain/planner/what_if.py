@@ -28,7 +28,7 @@ _HELPS = 1.05
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """What-if case.
+    """One change of job or cluster, with the schedule that is best then.
 
     Attributes:
         label: the change as it was asked for, or `NOW`.
@@ -67,7 +67,7 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class WhatIfs:
-    """What-if cases, of which the first is `NOW`."""
+    """Changes of job or cluster, of which the first is `NOW`: none."""
 
     cases: tuple[WhatIf, ...]
 

@@ -82,7 +82,7 @@ class ScheduledKVS(mx.kvstore.KVStoreBase):
         self._step = _Step()
         """The one that the trainer goes through."""
         self._gate = mx.nd.zeros(1, mx.cpu())
-        """What exchanges read, and each step writes first: those of a step begin when all of the last are over."""
+        """Array that exchanges read and each step writes first: those of a step begin when all of the last are over."""
         self.stream.session.before_close(self.flush)
 
     # ── calls of the trainer ──

@@ -1,4 +1,4 @@
-"""Which recipe? Search over an unmodified script's own flags, by live simulation.
+"""Search for the best recipe, over an unmodified script's own flags, by live simulation.
 
     space → recipes → short simulations → whole simulations of what may be the best → ranking with intervals
 

@@ -28,7 +28,7 @@ from foretrain.recipe_search.space import Recipe, Value, declared, expand, value
 from foretrain.recipe_search.strategy import Objective, Progress, RecipeState, Search, SearchFindings
 
 Goal: TypeAlias = Literal["step", "cost", "energy", "goodput"]
-"""What to minimise."""
+"""Quantity to minimise."""
 _PRICE = "give what a GPU costs an hour, e.g. --price 2.5; in Python, price=2.5"
 _FAILURES = "say what fails, e.g. failures=ft.Failures(mtbf=9000, checkpoint=30, restart=300), in seconds"
 

@@ -80,7 +80,7 @@ class Stragglers:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """What fails, and what a failure costs; all in seconds.
+    """Failures of a job and what one costs; all in seconds.
 
     Attributes:
         mtbf: mean time between failures of the whole job.
@@ -280,8 +280,8 @@ class _Speeds:
     """
 
     _ALWAYS = 12.0
-    """How long a GPU stays slow, over the time between two that turn slow, from which on one always is: but for e⁻¹² of
-    the time, which no simulation meets."""
+    """Ratio of the time that a GPU stays slow to the time between two that turn slow, from which on one always is: but
+    for e⁻¹² of the time, which no simulation meets."""
 
     def __init__(self, failures: Failures, seed: int, most: int) -> None:
         self._draw, self._most, self.drawn = random.Random(f"{seed}/stragglers"), most, 0
@@ -349,7 +349,7 @@ _LEAST_GOODPUT = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What a job costs, and how it fails.
+    """Prices and failures of a job.
 
     Attributes:
         device: the GPU's name.

@@ -123,7 +123,7 @@ class RunResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class RunSetting:
-    """What all runs of a search share.
+    """Settings that all runs of a search share.
 
     Attributes:
         cluster: in its notation.

@@ -1,4 +1,4 @@
-"""What uneven loads of experts cost the best recipes: whole simulations of them with other loads."""
+"""Cost of uneven loads of experts for the best recipes: whole simulations of them with other loads."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ from foretrain.recipe_search.space import Recipe, RecipeSpace, ShortRun, Value
 
 Status = Literal["open", "estimated", "whole", "invalid", "memory", "beaten"]
 Objective = Callable[[Account, Recipe], float]
-"""What to minimise, of a recipe's step."""
+"""Quantity to minimise, of a recipe's step."""
 Progress = Callable[[str, int, int], None]
 """Called with what is under way, the simulations done, and how many there will be as far as is known."""
 
@@ -61,7 +61,7 @@ _SHOWN = 3
 _SAME_FAILURE = 6
 """Recipes that must fail in the same words, numbers apart, to look whether those with other values fail as well."""
 _LARGEST_PART = re.compile(r"Of them were allocated \S+ \S+ for ([a-z]+)")
-"""What most memory is for, in the words of `foretrain.live.rank_processes.OutOfMemory`."""
+"""Purpose of most memory, in the words of `foretrain.live.rank_processes.OutOfMemory`."""
 
 
 class NoRecipe(ForetrainError):
@@ -70,7 +70,7 @@ class NoRecipe(ForetrainError):
 
 @dataclass
 class RecipeState:
-    """What is known of one recipe.
+    """Knowledge of one recipe.
 
     Attributes:
         recipe: which.

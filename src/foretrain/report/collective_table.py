@@ -27,7 +27,7 @@ HEADS: Final = ("collective", "time", "bus bandwidth", "× ports", "busiest link
 
 
 NOT_MEASURED: Final = "no ±: computed from the given rates and latencies; nothing was measured"
-"""What is said of uncertainty where nothing is known of it."""
+"""Text on uncertainty where none is known."""
 
 
 def title(first: CollectiveBenchmark) -> str:

@@ -177,7 +177,7 @@ class Card:
 
 
 def document(template: str, figures: Mapping[str, Figure], *, command: str = "", **values: object) -> str:
-    """``template`` with ``values`` and, by the ids of their places, ``figures``; MissingExtra without Jinja2.
+    """Fill ``template`` with ``values`` and, by the ids of their places, ``figures``; MissingExtra without Jinja2.
 
     Every template needs ``good``, ``verdict``, ``reasons`` and ``cards`` for its head, which shows ``command`` to copy.
     """

@@ -24,7 +24,7 @@ _COLUMNS = 240
 
 
 def fabric(wires: DrawnLinks) -> Figure:
-    """The figure: a server is one point, whatever is inside."""
+    """Return the figure: a server is one point, whatever is inside."""
     topology = wires.topology
     places, members = _points(topology)
     bundles = wires.bundles(places)
@@ -94,7 +94,7 @@ def _rows(tiers: NDArray[np.int64], near: list[list[int]]) -> tuple[list[float],
 
 
 def _ring(x: list[float], y: list[float]) -> tuple[list[float], list[float]]:
-    """The rows bent to circles, the lowest outside: links between neighbours of one row do not hide each other."""
+    """Bend rows to circles, the lowest outside: links between neighbours of one row do not hide each other."""
     left, width = min(x), max(x) - min(x) + 1
     top, bottom = max(y), min(y)
     turns = [2 * math.pi * (at - left) / width for at in x]
@@ -175,7 +175,7 @@ _COLOURS: dict[Kind, str] = {
 
 
 def different_servers(topology: Topology) -> list[tuple[list[int], int]]:
-    """The nodes of a server of each that differ in parts, links or their states, and how many are like it."""
+    """Return the nodes of one server of each kind (parts, links, their states), and how many are like it."""
     members: defaultdict[int, list[int]] = defaultdict(list)
     for index, node in enumerate(topology.nodes):
         if node.server >= 0:
@@ -200,7 +200,7 @@ def _signature(topology: Topology, nodes: list[int]) -> object:
 
 
 def servers(wires: DrawnLinks) -> Figure | None:
-    """The figure; None where no server has anything inside."""
+    """Return the figure; None where no server has anything inside."""
     shown = different_servers(wires.topology)[:_SHOWN]
     if not shown:
         return None

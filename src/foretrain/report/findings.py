@@ -71,12 +71,12 @@ class SimulationFindings:
 
     @property
     def forecast(self) -> Forecast:
-        """The simulation's."""
+        """Return the simulation's forecast."""
         return self.done.forecast
 
     @cached_property
     def path(self) -> CriticalPath | None:
-        """The critical path of the last step; None where no activities were kept."""
+        """Return the critical path of the last step; None where no activities were kept."""
         return critical_path(self.done.trace.rank_traces)
 
     @property
@@ -86,14 +86,14 @@ class SimulationFindings:
 
     @property
     def bubble(self) -> float:
-        """The part of their steps in which GPUs only wait for others, in the mean over all ranks."""
+        """Return the part of their steps in which GPUs only wait for others, in the mean over all ranks."""
         ranks = self.forecast.ranks
         waits = sum(share(rank, "waiting") * rank.members for rank in ranks)
         return waits / sum(rank.members for rank in ranks)
 
     @property
     def tightest(self) -> RankForecast:
-        """The rank that needs the most memory."""
+        """Return the rank that needs the most memory."""
         return max(self.forecast.ranks, key=lambda rank: (rank.memory.reserved, -rank.rank))
 
     @property
@@ -157,7 +157,7 @@ def share(rank: RankForecast, name: str) -> float:
 
 
 def link_name(topology: Topology, link: int) -> str:
-    """``"gpu0 → nvswitch1"``."""
+    """Return the ends of a link: ``"gpu0 → nvswitch1"``."""
     ends = topology.source[link], topology.target[link]
     return " → ".join(topology.nodes[end].name for end in ends)
 

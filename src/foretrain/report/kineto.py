@@ -84,7 +84,7 @@ def trace_paths(path: Path, ranks: Iterable[int]) -> dict[int, Path]:
 
 
 def _document(rank_trace: RankTrace, world: int, device: Device | None) -> str:
-    """The text of one rank's file, an event a line, with its rank near the top, where tools look for it."""
+    """Return the text of one rank's file, an event a line, with its rank near the top, where tools look for it."""
     head = {
         "schemaVersion": 1,
         "deviceProperties": [_properties(device)] if device else [],
@@ -139,7 +139,7 @@ class _Launch:
 
 
 class _Rank:
-    """The events of one rank."""
+    """Events of one rank."""
 
     def __init__(self, rank_trace: RankTrace) -> None:
         self._rank_trace = rank_trace
@@ -177,7 +177,7 @@ class _Rank:
             yield self._on_host("cuda_runtime", call, stop.asked, stop.answered, {})
 
     def _launch(self, number: int, launch: _Launch, begin: Time) -> Iterator[dict[str, Any]]:
-        """The operator, its call, the kernel, and the arrow from one to the other."""
+        """Yield the operator, its call, the kernel, and the arrow from one to the other."""
         device, stream = launch.stream >> 16, stream_number(launch.stream)
         ids = {"External id": number, "correlation": number}
         yield self._on_host("cpu_op", launch.op, begin, launch.host, {"External id": number})

@@ -40,7 +40,7 @@ def page(comparison: Comparison, path: str | os.PathLike[str], command: str = ""
 
 
 def render(comparison: Comparison, command: str = "") -> str:
-    """The page as text; the same comparison gives the same text."""
+    """Return the page as text; the same comparison gives the same text."""
     drawn = [run for run in ranking(comparison) if len(run.timeline)]
     return document(
         "page.html",
@@ -62,7 +62,7 @@ def render(comparison: Comparison, command: str = "") -> str:
 
 
 def cards(comparison: Comparison) -> list[Card]:
-    """The key numbers, in the order of the page."""
+    """Return the key numbers, in the order of the page."""
     best, baseline, bound = fastest(ranking(comparison)), comparison.baseline, comparison.bound
     limit = baseline.iteration_time / bound.time
     gain = f"{comparison.speedup(best):.2f} ± {comparison.advice.deviation:.2f}×"
@@ -126,7 +126,7 @@ def _figures(comparison: Comparison, drawn: list[Run]) -> dict[str, Figure]:
 
 
 def _opening(comparison: Comparison, drawn: list[Run]) -> list[Run]:
-    """The baseline, and the fastest that do not do the same: what tells most at first sight."""
+    """Return the baseline, and the fastest that do not do the same: what tells most at first sight."""
     # By name, because the baseline itself may have been simulated without a timeline.
     chosen = [run for run in drawn if run.schedule.name == comparison.baseline.schedule.name][:1]
     times = {run.iteration_time for run in chosen}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _LABEL = 16
-"""What a change has at least, so that ``compression=fp16`` is not broken; the rest still fits into 80 columns."""
+"""Least width of a change, so that ``compression=fp16`` is not broken; the rest still fits into 80 columns."""
 
 
 def candidates(choice: Recommendation) -> Group:

@@ -40,9 +40,9 @@ _PARTS = {"compute": ("computation", BLUE), "exposed": ("exposed communication",
           "waiting": ("waiting for other ranks", GREY), "idle": ("waiting for the host", LINE)}  # fmt: skip
 """Of each account of a step its name and colour."""
 _GOALS = {"step": "time", "goodput": "time with failures", "cost": "price", "energy": "energy"}
-"""What each goal minimises."""
+"""Quantity that each goal minimises."""
 _COLUMN_OF_RATIO = {"step": "time", "goodput": "time/goodput", "cost": "price", "energy": "energy"}
-"""What is minimised, in the title of a column."""
+"""Quantity that is minimised, in the title of a column."""
 _OUT = {"beaten": "beaten for sure", "memory": "out of memory", "invalid": "refused by the script", "open": "not tried"}
 
 

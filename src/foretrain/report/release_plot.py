@@ -20,7 +20,7 @@ CAPTION = "shaded: blocks of gradients released together, cut where a gap is mor
 
 @dataclass(frozen=True, slots=True)
 class Staircase:
-    """The picture as data. The first point is the start of the backward pass, with nothing released.
+    """Staircase as data. The first point is the start of the backward pass, with nothing released.
 
     Attributes:
         times: ms since backward begins, ascending; of the start, and of each gradient in release order.
@@ -42,7 +42,7 @@ class Staircase:
 
 
 def steps(workload: Workload) -> Staircase:
-    """The staircase of one workload."""
+    """Return the staircase of one workload."""
     gradients = workload.gradients
     groups = blocks([gradient.release for gradient in gradients])
     order = [gradients[index] for group in groups for index in group]
@@ -110,7 +110,7 @@ def _add_blocks(figure: Figure, data: Staircase) -> None:
 
 
 def _numbers(data: Staircase, apart: float) -> list[str]:
-    """The number of each block, or nothing where it would be written over the one before."""
+    """Return the number of each block, or nothing where it would be written over the one before."""
     numbers, last = [], -apart
     for number, (begin, end) in enumerate(data.bands, 1):
         middle = (begin + end) / 2

@@ -34,7 +34,7 @@ BANNER = (
     "Any loss, accuracy or gradient norm that the script prints is meaningless."
 )
 ACCOUNTS = ("compute", "exposed", "waiting", "idle")
-"""The times that a step divides into."""
+"""Times that a step divides into."""
 _MOST_RANKS = 16
 _MOST_ROWS = 5
 _SHORT = {
@@ -168,7 +168,7 @@ def shown(time: Time) -> str:
 
 
 def percent(part: float) -> str:
-    """``"12.3 %"``."""
+    """Return a share as per cent: ``"12.3 %"``."""
     return f"{100 * part:.1f} %"
 
 

@@ -27,7 +27,7 @@ def page(found: SimulationFindings, path: str | os.PathLike[str], command: str =
 
 
 def render(found: SimulationFindings, command: str = "") -> str:
-    """The page as text; without activities it has no timeline and no critical path."""
+    """Return the page as text; without activities it has no timeline and no critical path."""
     forecast, first = found.forecast, found.forecast.first
     return document(
         "simulation.html",

@@ -24,7 +24,7 @@ KINDS = {
 }
 """Of each kind of span the two shades that alternate, in the order of the legend."""
 _PAINTED = ("other kernels", "products", "host", "waiting for members", "communication")
-"""The last on top: every bar is a pixel wide at least, and so hides what is beside it."""
+"""Kinds of bars, the last on top: every bar is a pixel wide at least, and so hides what is beside it."""
 _PRODUCTS = ("mm", "conv", "attention", "linear", "einsum", "dot")
 
 
@@ -39,7 +39,7 @@ class Bar(NamedTuple):
 
 
 def timeline(found: SimulationFindings) -> Figure | None:
-    """The figure; None where no activities were kept."""
+    """Return the figure; None where no activities were kept."""
     path = found.path
     if path is None:
         return None
@@ -57,7 +57,7 @@ def timeline(found: SimulationFindings) -> Figure | None:
 
 
 def thin(bars: Sequence[Bar], length: Time, most: int = _MOST) -> list[Bar]:
-    """``bars`` by begin; where they are more than ``most``, those that begin within ``length / most`` are one a kind.
+    """Sort ``bars`` by begin; of more than ``most``, those that begin within ``length / most`` become one a kind.
 
     What is drawn as one is as long as its parts together, and kinds follow each other: busy time is kept, and of a gap
     no more is filled than a cell.

@@ -69,7 +69,7 @@ class SweepRow:
 
 
 def lines(found: SweepFindings) -> list[SweepRow]:
-    """The best of each workload and cluster; where there are many, those that gain most, in the sweep's order."""
+    """Return the best of each workload and cluster; of many, those that gain most, in the sweep's order."""
     gaining = sorted(found.best, key=lambda row: -row["speedup"])[:_SHOWN]
     shown = {row["id"] for row in gaining}
     return [_line(row) for row in found.best if row["id"] in shown]

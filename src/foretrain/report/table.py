@@ -19,7 +19,7 @@ _ROOM_FOR_KNOBS = 96
 
 
 def ranking(comparison: Comparison) -> list[Run]:
-    """The runs from the fastest to the slowest, with the baseline where it is none of them."""
+    """Return the runs from the fastest to the slowest, with the baseline where it is none of them."""
     runs = list(comparison.runs)
     if not any(run.schedule == comparison.baseline.schedule for run in runs):
         runs.append(comparison.baseline)
@@ -47,7 +47,7 @@ def _set(run: Run) -> bool:
 
 
 def knobs(run: Run) -> tuple[str, ...]:
-    """``knob=value`` of every knob that a search may change, as a schedule's notation takes it."""
+    """Return ``knob=value`` of every knob that a search may change, as a schedule's notation takes it."""
     if not isinstance(run.schedule, Spec):
         return ()
     settings = run.schedule.settings
@@ -113,7 +113,7 @@ def tied(run: Run, best: Run) -> bool:
 
 
 def optimum(comparison: Comparison) -> ComparisonRow:
-    """The row of T*: what a schedule without cost, at its best, would reach."""
+    """Return the row of T*: what a schedule without cost, at its best, would reach."""
     bound = comparison.bound
     samples = comparison.workload.batch * comparison.cluster.total_gpus
     return ComparisonRow(

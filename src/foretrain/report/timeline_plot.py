@@ -24,7 +24,7 @@ _FIRST = ("gpu", "optimizer")
 
 @dataclass(frozen=True, slots=True)
 class RunLanes:
-    """The lanes of one run over its last iterations.
+    """Lanes of one run over its last iterations.
 
     Attributes:
         run: whose.
@@ -40,12 +40,12 @@ class RunLanes:
 
     @property
     def end(self) -> Time:
-        """The end of the last iteration."""
+        """Return the end of the last iteration."""
         return self.ends[-1]
 
 
 def block(run: Run, name: str = "", iterations: int = 2, most: int = 4000) -> RunLanes:
-    """The lanes of the last ``iterations`` of ``run``, about ``most`` spans a lane and step at the most; see `thin`."""
+    """Return the lanes of ``run``'s last ``iterations``, at most about ``most`` spans a lane and step; see `thin`."""
     timeline = run.last_steps(iterations)
     if not len(timeline):
         raise ConfigError("runs", str(run.schedule), "has no timeline", "simulate with trace=True")
@@ -59,7 +59,7 @@ def block(run: Run, name: str = "", iterations: int = 2, most: int = 4000) -> Ru
 
 
 def thin(spans: Sequence[Span], end: Time, most: int) -> tuple[Span, ...]:
-    """``spans`` by start; where they are more than ``most``, those that begin within ``end / most`` of time are one.
+    """Sort ``spans`` by start; of more than ``most``, those that begin within ``end / most`` of time become one.
 
     Busy time is kept: a merged span is as long as its parts together, so that gaps move by less than a cell but none
     are filled. Only spans of one kind and step are merged.

@@ -15,7 +15,7 @@ from foretrain.units import Time, format_rate, format_time
 
 FINE, SHARED, SLOW, DOWN = range(4)
 STATES = ("", "shared with other traffic", "slower than its kind", "down")
-"""What a link may be, the worst last."""
+"""States of a link, the worst last."""
 
 _COMMON = 0.25
 """Part of a kind's links that have a rate which is no fault: the NVLinks of a mesh come in ones and twos."""
@@ -115,7 +115,7 @@ _LOADS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawnLinks:
-    """The links of a topology, ready to be drawn.
+    """Links of a topology, ready to be drawn.
 
     Attributes:
         topology: whose.
@@ -141,7 +141,7 @@ class DrawnLinks:
         return cls(topology, kinds, kind, link_states(topology, kinds), used)
 
     def bundles(self, places: NDArray[np.int64]) -> dict[tuple[int, int], NDArray[np.int64]]:
-        """The links between each two different ``places`` of their ends, of shape (nodes,); -1 is not drawn."""
+        """Return the links between each two different ``places`` of their ends, of shape (nodes,); -1 is not drawn."""
         a, b = places[self.topology.source], places[self.topology.target]
         links = np.flatnonzero((a != b) & (a >= 0) & (b >= 0))
         low, high = np.minimum(a, b)[links], np.maximum(a, b)[links]

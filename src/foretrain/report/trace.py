@@ -43,7 +43,7 @@ def write_trace(runs: Sequence[Run], path: str | os.PathLike[str]) -> None:
 
 
 def tracks(timeline: Timeline) -> list[Track]:
-    """The lanes of ``timeline``, each split into as many tracks as its overlaps need."""
+    """Split each lane of ``timeline`` into as many tracks as its overlaps need."""
     found: list[Track] = []
     spans: dict[str, list[Span]] = {lane: [] for lane in timeline.lanes()}
     for span in timeline:

@@ -65,13 +65,13 @@ from foretrain.tasks import Action, Chunk, Done, Event, Piece, Priorities, Ready
 from foretrain.units import Time
 
 _MARGIN = 1.1
-"""How much slower than expected the link is in the plan."""
+"""Factor by which the plan takes the link to be slower than expected."""
 _NOTCHES = 4
 """A link that has changed is planned for in steps of the fourth root of 2, so that workers find the same."""
 _STEPS = 3
 """Steps in which the link must be slower, or faster, than planned for."""
 _LEAST = 1 / 16
-"""How slow a link is at least."""
+"""Least slowness of a link: 16 times as fast as expected."""
 _DONE, _OTHER = 0, 1
 
 
@@ -327,9 +327,9 @@ class PlannedOrder:
         self._slowness = 1.0
         """Of the link that is planned for, but for the margin."""
         self._recent: deque[float] = deque(maxlen=_STEPS)
-        """How slow it was in the latest steps."""
+        """Slowness of the link in the latest steps."""
         self._under_way: deque[Time] = deque()
-        """When each chunk was started."""
+        """Start of each chunk under way."""
         self._heard: Time = 0
         self._took = self._expected = 0
         self._adopt()

@@ -41,7 +41,7 @@ class Stopwatch(Protocol):
     """Stopwatch that takes marks while a step runs, and turns them into times afterwards."""
 
     place: str
-    """What is being timed, for people: ``"CPU (2 threads)"``."""
+    """Name of the processor that is timed, for people: ``"CPU (2 threads)"``."""
 
     def mark(self) -> Any:
         """Take a mark of the present moment, in the cheapest form."""

@@ -30,7 +30,7 @@ ROUNDS: dict[Operation, int] = {
     "all_gather": 1,
     "all_to_all": 1,
 }
-"""How often all but one of a rank's N blocks must cross its link; a broadcast moves all N, once."""
+"""Number of times that all but one of a rank's N blocks must cross its link; a broadcast moves all N, once."""
 
 
 def bus_factor(operation: Operation, ranks: int) -> float:

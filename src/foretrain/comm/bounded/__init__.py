@@ -35,7 +35,7 @@ HISTORY = 32
 NEVER = 1 << 62
 """Nanoseconds that do not pass."""
 NO_EXTENTS = np.zeros((0, 2), np.int64)
-"""Nothing of an array, as `Hint` has it."""
+"""Extents of no bytes at all, as `Hint` has them."""
 
 
 def service_of(urgency: int, precedence: int) -> int:

@@ -186,7 +186,7 @@ class BoundedCollectives:
         self._rescales = ranks if rescale else 0
         self._feedback, self._hadamard = feedback, hadamard
         self._unsent: dict[tuple[int, BoundedOperation, int], list[tuple[slice, NDArray[Any]]]] = {}
-        """What was lost of contributions, by their key."""
+        """Lost parts of contributions, by their key."""
         self._plans: dict[tuple[BoundedOperation, int, int, float], tuple[int, int, list[int]]] = {}
         self._lock = threading.Lock()
         self._error: LinkError | None = None

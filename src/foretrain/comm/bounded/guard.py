@@ -55,7 +55,7 @@ class _Noise:
     def __init__(self) -> None:
         self._latest, self._seconds = deque[float](maxlen=3), deque[float](maxlen=_SLOW)
         self._deviation: float | None = 0.0
-        """None until it is asked for: a median costs more than all else that a guard does in a step."""
+        """Deviation, None until it is asked for: a median costs more than all else that a guard does in a step."""
 
     def add(self, value: float) -> None:
         """Take ``value`` into account."""

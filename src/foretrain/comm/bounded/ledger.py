@@ -105,7 +105,7 @@ class Ledger:
         self.kept = np.zeros_like(self.lost)
         self.sent = self._sent_before = self._steps_before = 0
         self._watches = True
-        """Whether the guard sees the losses of backward passes."""
+        """True while the guard sees the losses of backward passes."""
         self._late: deque[tuple[tuple[BufferSlice, ...], Any]] = deque()
         """Operations, with their slices, of which the server's losses are not booked."""
         self._sent_by_all: int | None = None

@@ -59,12 +59,12 @@ class Why(IntEnum):
 
     HUNG_UP = 0
     NO_MESSAGE = -1
-    """What came is no message."""
+    """Received bytes are no message."""
     TOO_LARGE = -2
     FORGED = -3
     """A tag, or the place of a message, is wrong."""
     LATE = -4
-    """It had no key after `STRANGERS_TIMEOUT`."""
+    """Connection without a key after `STRANGERS_TIMEOUT`."""
     CROWDED = -5
     """Too many had none."""
 

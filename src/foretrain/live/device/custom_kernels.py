@@ -32,7 +32,7 @@ LAUNCH: Final = "foretrain::kernel"
 A tensor that is both stands in both lists. Names are those of the lists one after the other, each with its position
 among the arguments and a space before it."""
 RESULT: Final = "result"
-"""What stands in place of the position for a tensor that the caller gets back."""
+"""Placeholder of the position for a tensor that the caller gets back."""
 
 
 def install() -> torch.library.Library:

@@ -213,7 +213,7 @@ class _Steps:
     """
 
     expects_whole_steps = False
-    """Whether updates may be applied parameter by parameter; see
+    """False: updates may be applied parameter by parameter; see
     `foretrain.plugins.torch.deferred_optimizer.why_not_separable`."""
 
     def __init__(

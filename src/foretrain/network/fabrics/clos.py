@@ -19,7 +19,7 @@ LATENCY: Time = 500 * NANOSECOND
 Ethernet) and some 20 m of fibre at 5 ns/m. An estimate; a NIC's and the software's share is the collective's."""
 
 HOST = Host()
-"""What a place holds unless told otherwise."""
+"""Server in each place of a fabric unless another is named."""
 
 
 def whole(field: str, value: object, least: int = 1, *, even: bool = False) -> int:

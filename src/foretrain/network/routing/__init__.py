@@ -146,7 +146,7 @@ __all__ = [
 ]
 
 Name: TypeAlias = Literal["shortest", "ecmp", "static", "spray", "adaptive"]
-"""What `router` makes."""
+"""Names of routers that `router` makes."""
 
 
 def router(

@@ -286,7 +286,7 @@ def typed(row: object, where: str, types: Mapping[str, type], required: Sequence
 
 
 CHANGE = _ENDS | _LINK
-"""What a row of changes may hold."""
+"""Keys that a row of changes may hold."""
 
 
 # To rows.

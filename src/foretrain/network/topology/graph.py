@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import networkx as nx
 
 Kind: TypeAlias = Literal["host", "gpu", "nic", "pcie", "root", "memory", "storage", "nvswitch", "switch"]
-"""What a node is. A *host* is a whole server seen from outside; pcie is a PCIe switch, root a root complex."""
+"""Kind of a node. A *host* is a whole server seen from outside; pcie is a PCIe switch, root a root complex."""
 
 ENDS: tuple[Kind, ...] = ("host", "gpu", "memory", "storage")
 """Kinds that do not forward unless told to."""

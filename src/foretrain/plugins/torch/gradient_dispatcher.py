@@ -108,9 +108,9 @@ class GradientDispatcher:
         self.rounds = 0
         self._open = self._sends = False
         self._fresh = False
-        """Whether a round has begun since the last fetch or step."""
+        """True if a round has begun since the last fetch or step."""
         self._accumulates = False
-        """Whether a round has begun since the last step, so that the next one adds to its sums."""
+        """True if a round has begun since the last step, so that the next one adds to its sums."""
         self._pass = -1
         self._passed = 0
         """Passes since the last fetch or step."""

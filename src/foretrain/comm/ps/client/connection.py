@@ -34,7 +34,7 @@ _UNRESOLVED, _UNREACHED, _UNANSWERED = (
     "was it started, and is it there?",
     "it accepts connections and says nothing: is it a server of foretrain, and does it run?",
 )
-"""What the latest attempt to connect waits for."""
+"""Reasons why no connection stands yet, by how far the latest attempt came."""
 _RETRY_INTERVAL: Final = 0.1
 """Seconds between two handshakes with a server that serves another job."""
 _REDIAL_INTERVALS: Final = (0.05, 1.0)
@@ -98,7 +98,7 @@ class Connection:
         self._lookup: _Lookup | None = None
         """Search for the server's address, before connections to it are begun."""
         self._enters = True
-        """Whether handshakes may begin."""
+        """True while handshakes may begin."""
         self._numbers: list[int | None] = [None, None]
         """The two connections, by the wire's numbers."""
         self._opened: set[int] = set()

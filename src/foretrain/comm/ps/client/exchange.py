@@ -107,7 +107,7 @@ class ServedExchange:
         self._pushes = PushLog(staging, self._connections, self._inflight, epoch)
         places = staging.places()
         self._direct = places is not None
-        """Whether the wire writes sums to their places."""
+        """True if the wire writes sums to their places."""
         if places is not None:
             self._inflight.place(self._pushes.placement.parts, places)
         self._absent: set[int] = set()
@@ -126,7 +126,7 @@ class ServedExchange:
         self._engine = self._make_engine()
         self._timers = Timers(origin)
         self._stale = False
-        """Whether the engine runs another policy than `spec`."""
+        """True while the engine runs another policy than `spec`."""
         self._inbox = Inbox()
         """Methods to call on the exchange's thread, with their arguments."""
         self._silence_detector = SilenceDetector(peer_timeout)

@@ -128,7 +128,7 @@ class ShardJob:
         self.done: set[int] = set()
         self.lost: set[int] = set()
         self._why_dropped: dict[int, str] = {}
-        """What each of them is told, now or when it comes back."""
+        """Message for each of them, sent now or when it comes back."""
         self._saved_as_left: set[int] = set()
         """Workers that had closed by the snapshot that this server was restarted with, and may not know: the job is not
         over before they have come and gone, or the time to rejoin is."""

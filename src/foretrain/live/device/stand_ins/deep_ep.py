@@ -111,7 +111,7 @@ class Config(NamedTuple):
 
 
 class Handle(NamedTuple):
-    """What `Buffer.dispatch` leaves for `Buffer.combine`, and for gradients.
+    """State that `Buffer.dispatch` leaves for `Buffer.combine`, and for gradients.
 
     Attributes:
         tokens: of this rank.

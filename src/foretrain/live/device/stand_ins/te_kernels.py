@@ -28,7 +28,7 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class Division:
-    """How a product is divided among GPUs, and where its weight's gradient goes.
+    """Division of a product among GPUs, and the place of its weight's gradient.
 
     Attributes:
         mode: ``"column"`` or ``"row"`` of the weight as Megatron counts; None is not divided.

@@ -44,7 +44,7 @@ class Format(Enum):
 
 
 class Recipe:
-    """How to scale; the options matter for values alone."""
+    """Options of scaling; they matter for values alone."""
 
     blocks = False
 
@@ -536,7 +536,7 @@ class QuantizedTensor(torch.Tensor):
 
 
 class FP8GlobalStateManager:
-    """What Transformer Engine says of the innermost context of FP8."""
+    """State of the innermost context of FP8, as Transformer Engine tells it."""
 
     @staticmethod
     def is_fp8_enabled() -> bool:

@@ -32,7 +32,7 @@ def next_power_of_2(n: int) -> int:
 
 
 class KernelInterface:
-    """What is launched by ``kernel[grid](...)``."""
+    """Kernel that is launched by ``kernel[grid](...)``."""
 
     run: Callable[..., Any]
 

@@ -194,7 +194,7 @@ class Ndp(Transport):
 
 
 FIXED, DCQCN, TIMELY, AIMD = range(4)
-"""What sets a rate; the kernels' numbers."""
+"""Kinds of rate control; the kernels' numbers."""
 SLOWEST: Final = 1e-3
 """No rate falls below this share of the slowest link's (ours; papers have 10 to 40 Mb/s)."""
 
