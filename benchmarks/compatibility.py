@@ -281,8 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         Path(args.markdown or TABLE).write_text(markdown(rows), encoding="utf-8")
     told = [{"feature": case.feature, "script": case.script, "step": outcome.step, "verdict": outcome.verdict}
             for case, outcome in rows]  # fmt: skip
-    tried = sum(not outcome.missing for _, outcome in rows)
-    shares = {"ours": works / max(tried, 1), "third_party": third_party.share(third_party.read_kept())}
+    shares = {"ours": works / max(len(rows), 1), "third_party": third_party.share(third_party.read_kept())}
     finish(args, "compatibility", shares, told)
 
 
@@ -292,7 +291,7 @@ def _third_party(parser: argparse.ArgumentParser, args: argparse.Namespace) -> N
         parser.error("--third-party: name the folder of the checkouts by --sources DIR")
     outcomes = third_party.run(args.sources, args.only or "")
     if args.markdown is not None:
-        page = third_party.markdown(outcomes, machine())
+        page = third_party.markdown(outcomes)
         Path(args.markdown or third_party.PAGE).write_text(page, encoding="utf-8")
     told = {name: asdict(outcome) for name, outcome in outcomes.items()}
     finish(args, "compatibility", {"third_party": third_party.share(outcomes)}, told)
@@ -325,6 +324,7 @@ def outcome_of(case: Case) -> Outcome:
 def markdown(rows: Sequence[tuple[Case, Outcome]]) -> str:
     """The page."""
     works = sum(outcome.works for _, outcome in rows)
+    torch, today = importlib.metadata.version("torch"), machine()["date"]
     own = [row for row in rows if not row[0].needs]
     frameworks = [row for row in rows if row[0].needs]
     failing = [f"- {case.feature}: {_why(case, outcome)}." for case, outcome in rows if not outcome.works]
@@ -332,9 +332,10 @@ def markdown(rows: Sequence[tuple[Case, Outcome]]) -> str:
         "# What runs",
         "",
         f"{works} of {len(rows)} training scripts run on simulated GPUs, as they are, with Python",
-        f"{sys.version.split()[0]} and PyTorch {importlib.metadata.version('torch')}. They are in",
+        f"{sys.version.split()[0]} and PyTorch {torch}, on {today}. They are in",
         "`benchmarks/compatibility/`; torchtitan's is its own, with its own flags. The step is the forecast of one",
-        "iteration on the cluster beside it. This page is written by",
+        "iteration on the cluster beside it. What was not tried does not count as running. For commands of public",
+        "repositories, timm's own `train.py` among them, see {doc}`third-party`. This page is written by",
         "",
         "```console",
         "$ python benchmarks/compatibility.py --markdown",

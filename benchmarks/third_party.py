@@ -8,7 +8,6 @@ scripts write beside themselves; data that a repository would download is made b
 from __future__ import annotations
 
 import datetime
-import importlib.util
 import json
 import os
 import platform
@@ -22,9 +21,11 @@ import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+
+from measure import machine
+from packaging.requirements import Requirement
 
 HERE = Path(__file__).parent
 TABLE = HERE / "compatibility/third_party.toml"
@@ -74,7 +75,7 @@ class Row:
         folder: of the checkout, where the command is typed.
         cluster: simulated.
         options: of ``foretrain simulate``.
-        needs: packages without which it cannot run.
+        needs: packages that it imports, as pip wants them.
         prepare: kind of data and its arguments, see ``third_party_data.py``.
         environment: that the README sets.
         limit: seconds after which the simulation is taken to hang.
@@ -111,7 +112,7 @@ class Outcome:
         seconds: that the simulation took.
         live: ranks that ran as processes.
         commit: of the checkout; empty where it is no git checkout.
-        date, python, torch: when and with what it was simulated.
+        date, python, torch, foretrain, cpu: when, with what and where it was simulated; foretrain by its commit.
     """
 
     step: float | None = None
@@ -123,6 +124,8 @@ class Outcome:
     date: str = ""
     python: str = ""
     torch: str = ""
+    foretrain: str = ""
+    cpu: str = ""
 
     @property
     def verdict(self) -> str:
@@ -137,19 +140,32 @@ def table(path: Path = TABLE) -> tuple[dict[str, Source], list[Row]]:
     return sources, [Row(**row) for row in read["rows"]]
 
 
+def untried(path: Path = TABLE) -> list[tuple[str, str]]:
+    """Return what was not tried, and why."""
+    return [(one["what"], one["why"]) for one in tomllib.loads(path.read_text(encoding="utf-8"))["untried"]]
+
+
 def outcome_of(row: Row, source: Source, checkouts: Path) -> Outcome:
     """Simulate ``row`` in a copy of its checkout, a folder in ``checkouts``."""
     checkout = checkouts / source.name
     if not checkout.is_dir():
         return Outcome(skipped=f"no folder {checkout}; in {checkouts}: {source.remedy}")
-    missing = [name for name in row.needs if importlib.util.find_spec(name) is None]
-    if missing:
-        return Outcome(skipped=f"pip install {' '.join(missing)}")
+    if missing := [need for need in row.needs if not _installed(need)]:
+        return Outcome(skipped=f"pip install {shlex.join(missing)}")
     with tempfile.TemporaryDirectory(prefix="third-party-") as scratch:
         copy = Path(scratch, source.name)
         shutil.copytree(checkout, copy, symlinks=True, ignore=shutil.ignore_patterns(".git"))
         command = f"{row.command} {row.shorter}".format_map(source.words)
         return _simulated(row, shlex.split(command), copy / row.folder, _commit(checkout))
+
+
+def _installed(need: str) -> bool:
+    """Return whether a package is installed, in a version that fits."""
+    wanted = Requirement(need)
+    try:
+        return wanted.specifier.contains(version(wanted.name), prereleases=True)
+    except PackageNotFoundError:
+        return False
 
 
 def _simulated(row: Row, script: Sequence[str], folder: Path, commit: str) -> Outcome:
@@ -168,8 +184,11 @@ def _simulated(row: Row, script: Sequence[str], folder: Path, commit: str) -> Ou
             return Outcome(error=f"{data}: {first_error(made.stderr)}")
     command = [sys.executable, "-m", "foretrain", "simulate", "--cluster", row.cluster, "--json", str(told)]
     command += [*shlex.split(row.options), "--", *script]
+    here = machine()
     seen = Outcome(
         commit=commit,
+        foretrain=str(here["commit"]),
+        cpu=f"{here['cores']} cores of {here['cpu']}",
         date=datetime.datetime.now(datetime.UTC).date().isoformat(),
         python=platform.python_version(),
         torch=version("torch").partition("+")[0],
@@ -223,7 +242,7 @@ def run(checkouts: Path, only: str, kept: Path = KEPT) -> dict[str, Outcome]:
         if not row.name.startswith(only):
             continue
         outcome = outcome_of(row, sources[row.source], checkouts)
-        print(f"{row.name:62} {_forecast(outcome):>11} {outcome.seconds:6.0f} s  {outcome.verdict}", flush=True)
+        print(_told(row, outcome, sources[row.source]), flush=True)
         outcomes = read_kept(kept)
         if outcome.skipped and row.name in outcomes:
             continue  # what was seen where it could run
@@ -231,6 +250,13 @@ def run(checkouts: Path, only: str, kept: Path = KEPT) -> dict[str, Outcome]:
         told = {row.name: asdict(outcomes[row.name]) for row in rows if row.name in outcomes}
         kept.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return read_kept(kept)
+
+
+def _told(row: Row, outcome: Outcome, source: Source) -> str:
+    """Return what the terminal shows of a row."""
+    live = "" if outcome.skipped else f"{outcome.live} live"
+    seen = f"{_forecast(outcome):>11} {outcome.seconds:6.0f} s {live:>9}"
+    return f"{row.name:62} {seen}  {outcome.verdict}{_elsewhere(outcome, source)}"
 
 
 def read_kept(kept: Path = KEPT) -> dict[str, Outcome]:
@@ -246,7 +272,7 @@ def share(outcomes: Mapping[str, Outcome]) -> float:
     return sum(outcome.step is not None for outcome in tried) / max(len(tried), 1)
 
 
-def markdown(outcomes: Mapping[str, Outcome], machine: Mapping[str, Any]) -> str:
+def markdown(outcomes: Mapping[str, Outcome]) -> str:
     """Return the page of the documentation."""
     sources, rows = table()
     shown = [(row, outcomes.get(row.name, Outcome(skipped="never run"))) for row in rows]
@@ -254,13 +280,16 @@ def markdown(outcomes: Mapping[str, Outcome], machine: Mapping[str, Any]) -> str
     works = sum(outcome.step is not None for _, outcome in tried)
     stacks = sorted({f"Python {one.python} and PyTorch {one.torch}" for _, one in tried})
     days = sorted({one.date for _, one in tried})
-    untried = f" {len(shown) - len(tried)} more were not tried." if len(shown) > len(tried) else ""
+    when = f"on {days[0]}" if days[0] == days[-1] else f"from {days[0]} to {days[-1]}"
+    where = sorted({f"on {one.cpu or 'a machine that is not recorded'}" for _, one in tried})
+    by = sorted({f"`{one.foretrain}`" if one.foretrain else "one that is not recorded" for _, one in tried})
+    skipped = f" {len(shown) - len(tried)} more were not tried." if len(shown) > len(tried) else ""
     lines = [
         "# Other people's code",
         "",
         f"{works} of {len(tried)} commands of public repositories run on simulated GPUs as their README gives them,",
-        f"with {', '.join(stacks)}, simulated from {days[0]} to {days[-1]} on {machine['cores']} cores",
-        f"({machine['cpu']}).{untried}",
+        f"with {', '.join(stacks)}, simulated {when} {', '.join(where)}.",
+        f"Commit of foretrain: {', '.join(by)}.{skipped}",
         "Only what ends them sooner is added (in brackets), and data that they would download is",
         "random. The step is the forecast of one iteration; the time is that of the whole simulation, beside other",
         "processes; live ranks ran as processes, and stand for the others. Nothing is fetched: checkouts lie in a",
@@ -277,6 +306,7 @@ def markdown(outcomes: Mapping[str, Outcome], machine: Mapping[str, Any]) -> str
             f"## {source.repository}",
             "",
             f"Commit `{source.commit[:12]}`. {source.note}".strip(),
+            *_packages([row for row, _ in mine]),
             *(f"`{{{word}}}` stands for `{text}`." for word, text in source.words.items()),
             "",
             "| what | command | cluster | | step | live ranks | time |",
@@ -284,6 +314,7 @@ def markdown(outcomes: Mapping[str, Outcome], machine: Mapping[str, Any]) -> str
         ]
         lines += [_line(row, outcome, source) for row, outcome in mine]
         lines.append("")
+    lines += ["## What was not tried", "", *(f"- {what}: {why}" for what, why in untried()), ""]
     failing = [f"- {row.name}: {_why(row, outcome)}" for row, outcome in shown if outcome.step is None]
     lines += ["## What does not run", "", *failing, ""] if failing else []
     return "\n".join(lines)
@@ -293,16 +324,30 @@ def _line(row: Row, outcome: Outcome, source: Source) -> str:
     settings = " ".join(f"{name}={value}" for name, value in row.environment.items())
     command = f"`{' '.join(filter(None, (settings, row.command)))}`" + (f" [`{row.shorter}`]" if row.shorter else "")
     verdict = "works" if outcome.step is not None else "not tried" if outcome.skipped else "fails"
-    if outcome.commit and outcome.commit != source.commit:
-        verdict += f" at {outcome.commit[:12]}"
+    verdict += _elsewhere(outcome, source)
     cluster = f"{row.cluster} `{row.options}`" if row.options else row.cluster
     seen = ("", "") if outcome.skipped else (f"{outcome.live}", f"{outcome.seconds:.0f} s")
     cells = (row.feature, command.replace("|", "\\|"), cluster, verdict, _forecast(outcome), *seen)
     return f"| {' | '.join(cells)} |"
 
 
+def _packages(rows: Sequence[Row]) -> list[str]:
+    """Return a line that says what a source's rows need, as one types it."""
+    needs = dict.fromkeys(need for row in rows for need in row.needs)
+    return [f"`pip install {shlex.join(needs)}`"] if needs else []
+
+
+def _elsewhere(outcome: Outcome, source: Source) -> str:
+    """Return which commit was simulated, where it is not the source's."""
+    if outcome.skipped or outcome.commit == source.commit:
+        return ""
+    return f" at {outcome.commit[:12]}" if outcome.commit else " at an unknown commit"
+
+
 def _why(row: Row, outcome: Outcome) -> str:
     seen = f"not tried ({outcome.skipped})" if outcome.skipped else f"`{outcome.error.rstrip('.')}`"
+    if outcome.error.startswith("no end") and outcome.seconds < row.limit:
+        seen += f", with a limit that is now {row.limit:,} s"
     return f"{row.why} ({seen})" if row.why else seen
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
@@ -38,6 +39,28 @@ def test_a_row_without_checkout_or_packages_is_skipped_with_what_to_do(tmp_path:
     (tmp_path / "repo").mkdir()
     lacking = third_party.outcome_of(Row("repo", "trains", "train.py", needs=("no_such_package",)), SOURCE, tmp_path)
     assert lacking.skipped == "pip install no_such_package"
+    older = third_party.outcome_of(Row("repo", "trains", "train.py", needs=("pytest<1",)), SOURCE, tmp_path)
+    assert older.skipped == "pip install 'pytest<1'"
+
+
+def test_needs_are_what_pip_takes() -> None:
+    _, rows = third_party.table()
+    needs = {Requirement(need).name for row in rows for need in row.needs}
+    assert needs.isdisjoint({"hydra", "sklearn", "torch_checkpointing", "spmd_types"})
+
+
+def test_the_terminal_tells_live_ranks_and_another_commit() -> None:
+    row = Row("repo", "trains", "train.py")
+    told = third_party._told(row, Outcome(step=1e-3, commit="1" * 40, live=2, seconds=3.4), SOURCE)
+    assert told.split() == ["repo:", "trains", "1.00", "ms", "3", "s", "2", "live", "works", "at", "1" * 12]
+    assert third_party._told(row, Outcome(step=1e-3), SOURCE).endswith("works at an unknown commit")
+    assert third_party._told(row, Outcome(skipped="no"), SOURCE).endswith("skipped: no")
+
+
+def test_an_outcome_under_a_shorter_limit_says_so() -> None:
+    row = Row("repo", "trains", "train.py", limit=2400)
+    assert third_party._why(row, Outcome(error="no end after 900 s", seconds=900)).endswith("that is now 2,400 s")
+    assert third_party._why(row, Outcome(error="no end after 2400 s", seconds=2400)) == "`no end after 2400 s`"
 
 
 def test_another_commit_is_told_in_the_row() -> None:
@@ -86,13 +109,20 @@ def test_the_page_tells_shares_and_why_what_fails_does(monkeypatch: pytest.Monke
         '[sources.repo]\nrepository = "owner/repo"\ncommit = "abc"\nwords = { SIZE = "--layers 2" }\n'
         '[[rows]]\nsource = "repo"\nfeature = "one"\ncommand = "train.py {SIZE}"\n'
         '[[rows]]\nsource = "repo"\nfeature = "two"\ncommand = "other.py"\nwhy = "it calls home"\n'
+        'needs = ["einops", "transformers<5"]\n[[untried]]\nwhat = "the third"\nwhy = "it is large"\n'
     )
-    read = third_party.table
+    read, untried = third_party.table, third_party.untried
     monkeypatch.setattr(third_party, "table", lambda: read(table))
+    monkeypatch.setattr(third_party, "untried", lambda: untried(table))
     seen = {"date": "2026-01-02", "python": "3.11.7", "torch": "2.13.0", "commit": "abc", "live": 1}
-    outcomes = {"repo: one": Outcome(step=0.5, **seen), "repo: two": Outcome(error="OSError: no", **seen)}
-    page = third_party.markdown(outcomes, {"cores": 2, "cpu": "any"})
+    here = {"cpu": "2 cores of any", "foretrain": "1234567"}
+    outcomes = {"repo: one": Outcome(step=0.5, **seen, **here), "repo: two": Outcome(error="OSError: no", **seen)}
+    page = third_party.markdown(outcomes)
     assert "1 of 2 commands" in page
+    assert "simulated on 2026-01-02 on 2 cores of any, on a machine that is not recorded." in page
+    assert "Commit of foretrain: `1234567`, one that is not recorded." in page
+    assert "`pip install einops 'transformers<5'`" in page
+    assert "- the third: it is large" in page
     assert "`{SIZE}` stands for `--layers 2`." in page
     assert "- repo: two: it calls home (`OSError: no`)" in page
     assert third_party.share(outcomes) == 0.5

@@ -1,5 +1,6 @@
 """Every number of the benchmark page names a command that the repository has, a date and a machine."""
 
+import json
 import re
 from datetime import date
 from pathlib import Path
@@ -45,8 +46,30 @@ def test_options_in_commands_exist():
 def test_make_bench_runs_every_benchmark_of_the_page():
     recipe = (ROOT / "Makefile").read_text(encoding="utf-8")
     by_hand = {"benchmarks/attach.py", "benchmarks/compatibility.py", "examples/tolerance/digits.py"}
+    introduction = PAGE.partition("\n## ")[0]
+    for name in by_hand:
+        assert name in introduction, name
     for name in {program(row[2]).relative_to(ROOT).as_posix() for row in ROWS} - by_hand:
         assert name in recipe, name
+
+
+@pytest.mark.parametrize("name", ["compatibility", "third-party"])
+def test_shares_of_scripts_that_run_are_those_of_their_pages(name):
+    page = (ROOT / "docs" / "live" / f"{name}.md").read_text(encoding="utf-8")
+    share = re.search(r"^\d+ of \d+", page, re.MULTILINE)
+    row = next(row for row in ROWS if f"{{doc}}`live/{name}`" in row[1])
+
+    assert share
+    assert row[1].startswith(f"{share[0]}: ")
+
+
+def test_the_share_of_public_commands_is_that_of_the_outcomes_kept():
+    page = (ROOT / "docs" / "live" / "third-party.md").read_text(encoding="utf-8")
+    kept = json.loads((ROOT / "benchmarks" / "data" / "third_party.json").read_text(encoding="utf-8")).values()
+    tried = [one for one in kept if not one["skipped"]]
+    works = sum(one["step"] is not None for one in tried)
+
+    assert page.splitlines()[2].startswith(f"{works} of {len(tried)} commands")
 
 
 def test_numbers_of_the_readme_stand_on_the_page_too():
