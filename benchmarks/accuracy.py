@@ -92,9 +92,12 @@ def simulated(arguments: argparse.Namespace, rows: Sequence[Row]) -> tuple[dict[
     """The outcomes of ``rows`` that hold, after simulating what is to be, and the names of rows that are stale."""
     stored = kept.load(arguments.kept)
 
-    def keep(one: Outcome) -> None:
-        if not one.failure or not (before := stored.get(one.id)) or before.failure:
-            stored[one.id] = one
+    def keep(*ones: Outcome) -> None:
+        before = dict(stored)
+        stored.update(
+            {one.id: one for one in ones if not one.failure or one.id not in before or before[one.id].failure}
+        )
+        if stored != before:
             kept.save(stored, arguments.kept)
 
     def witness(some: Sequence[Row]) -> list[Outcome]:
@@ -109,8 +112,7 @@ def simulated(arguments: argparse.Namespace, rows: Sequence[Row]) -> tuple[dict[
         print(f"{group}: comes out differently, so its outcomes are stale")
     for group in unchecked:
         print(f"{group}: code has changed since, and whether outcomes have was not checked")
-    for one in found.values():
-        keep(one)
+    keep(*found.values())
     if arguments.row:
         wanted = [row for row in rows if row.id in arguments.row]
     elif arguments.full:
@@ -124,7 +126,7 @@ def simulated(arguments: argparse.Namespace, rows: Sequence[Row]) -> tuple[dict[
 
 def main() -> None:
     """Simulates, prints, and writes JSON if asked."""
-    arguments = options(__doc__, own_options)
+    arguments = options(__doc__, own_options, full="also rows that were never simulated")
     rows, left = ([*published, *ours] for published, ours in zip(read(arguments.data), contributed(), strict=True))
     known = {row.id: row for row in rows}
     if arguments.fit:
@@ -136,6 +138,7 @@ def main() -> None:
     print(f"{len(rows)} rows: {len(now)} outcomes, {len(stale)} stale, {never} never simulated; "
           f"{len(left)} more cannot be repeated by a script here (accuracy/rows.py lists them)")  # fmt: skip
     found = list(now.values())
+    print(f"{kept.checked(found, known)} of {len(found)} outcomes were checked with this code")
     results = report(found, known)
     if arguments.markdown:
         write(found, known, results)

@@ -18,13 +18,18 @@ from statistics import median
 from typing import Any
 
 
-def options(description: str, more: Callable[[argparse.ArgumentParser], None] | None = None) -> argparse.Namespace:
-    """--quick, --full and --json FILE; ``more`` adds a benchmark's own. From here on SIGTERM ends it as Ctrl-C does, so
-    that labs and processes end with it."""
+def options(
+    description: str,
+    more: Callable[[argparse.ArgumentParser], None] | None = None,
+    *,
+    full: str = "everything (the default where --quick is not given)",
+) -> argparse.Namespace:
+    """--quick, --full and --json FILE; ``more`` adds a benchmark's own, ``full`` is the help of --full. From here on
+    SIGTERM ends it as Ctrl-C does, so that labs and processes end with it."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="under 50 s")
-    parser.add_argument("--full", action="store_true", help="everything (the default where --quick is not given)")
+    parser.add_argument("--full", action="store_true", help=full)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
     if more is not None:
         more(parser)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 
 from factors import ANCHORS, HOST_ANCHORS
+from kept import checked
 from measure import machine
 from row_outcome import ROOM, Outcome
-from rows import COMPUTED, DATA, Row, read
+from rows import COMPUTED, DATA, Left, Row, read
 from summary import (
     CONTRIBUTORS_HEAD,
     FITTED,
@@ -26,7 +28,8 @@ from summary import (
     measurements,
     rankings,
 )
-from trust import FOLDS_HEAD, PROVENANCE_HEAD, by_provenance, folds, held, miss, width
+from targets import TARGETS_HEAD, targets
+from trust import FOLDS_HEAD, PROVENANCE_HEAD, by_provenance, folds, group, held, miss, ranges, width
 
 from foretrain.report.document import FONT, GREY, INK, LINE
 
@@ -41,6 +44,8 @@ PREFACE = """# Forecasts against measurements
 plain PyTorch, the GPUs and the network are those of the publication, ranks of a kind are folded. Each run here is of
 two steps, of which the second counts. Forecast ÷ measured − 1 is the error. These are {count} of the {possible}
 published runs that a script here can repeat, all that have been simulated so far; of the incomplete families {missing}.
+Of {computed_possible} more runs, whose times another model computed (vtrain-single, below), {computed_count} have been
+simulated. {left_count} others fit no script (see the end of this page).
 
 ![Forecast over measured time of an iteration, both logarithmic; dashed lines are 10 % off](../_static/accuracy.svg)
 
@@ -51,6 +56,12 @@ Runs of torchtitan that shard parameters and split nothing else (FSDP): mean {to
 real GPU, reports 2.9 % and 8.5 % for runs of this kind. All runs: mean {all_error_mean:.1%}, without fitted ones
 {unfitted:.1%}.
 {rankings}
+## Targets
+
+What these forecasts are meant to reach, and what is known of why they do not:
+
+{targets}
+
 ## Which way forecasts lean
 
 Where errors of a kind of run have one sign, forecasts lack something.
@@ -73,6 +84,12 @@ Four runs of vTrain's model of 39 billion parameters on 512 GPUs split layers ov
 than forecast. It is not the layout: the model of 175 billion, split so over as many GPUs, took 57 s with micro-batches
 of 2, and 54 to 59 s split otherwise.
 
+cuDNN's attention has no table of its own: of a GPU's attention kernels only the best is measured. cuDNN's, that of
+FlashAttention-2 and the memory-efficient one are charged at estimated shares of its rate. A script is charged for the
+kernel that PyTorch 2.13 chooses; which one an earlier PyTorch chose is not published. Earlier versions of foretrain
+forecast runs on H100 with PyTorch 2.5 or later too long, and older ones not. That PyTorch had changed kernels is the
+likely reason, but it is not verified.
+
 {layouts}
 
 ## Runs that another model computed
@@ -93,7 +110,11 @@ not been fitted anew without them: what a launch costs the host under Megatron-D
 The interval beside a forecast is to hold the measurement with a probability of 95 %. Its width has two parts: the range
 of published runs of the same stack about their forecasts, which `--factor` names, and the uncertainty of this run's own
 operators and collectives. Where no stack is named, or none of its runs was on this GPU, the range is that of a stack
-never seen. Of all {count} runs, intervals hold {interval_coverage:.1%}; "held" above is that by family.
+never seen. Of all {count} runs, intervals hold {interval_coverage:.1%}; "held" above is that by family. {narrow}
+
+A stack never seen is as one drawn at random from those here, each of the same weight. Its range is exp(±{unseen}); from
+the runs of this page it would be exp(±{unseen_now}). Both are narrower than that of {widest}, exp(±{widest_range}): a
+stack can be worse than most.
 
 ![Measured over forecast time, in half-widths of the 95 % interval, by family](../_static/accuracy-intervals.svg)
 
@@ -115,7 +136,9 @@ benchmarks/data/accuracy.jsonl keeps every outcome, so that `python benchmarks/a
 counts while its command (arguments, cluster, GPU, the stack's factors) and the code are what they were: the script, and
 the packages `collective`, `device`, `live`, `network` and `simulation`, as syntax trees without comments. Where code
 has changed, of each family and GPU the run that is simulated fastest is simulated again; if it comes out as it was, to
-the picosecond, the others count, and otherwise they are simulated again. {inexact}
+the picosecond, or to 0.3 % where it was read back from a picture, the others count, and otherwise they are simulated
+again. A change that this run does not execute is not seen. {checked} of {count} outcomes were checked so with the code
+of this page. {inexact}
 
 ## Fitted constants
 
@@ -139,9 +162,14 @@ what a launch costs the host instead. It is fitted on one or two runs, and 1 for
 
 ## Furthest off
 
-Every run whose error is above 15 %:
+Every run whose error is above 15 %. What is known of torchtitan's with context parallelism, and of vTrain's over 2
+GPUs, stands above. Of the others no cause is known.
 
 {furthest}
+
+## Published runs that fit no script
+
+{left}
 
 Written by `python benchmarks/accuracy.py --markdown` ({machine}).
 """
@@ -149,6 +177,10 @@ Written by `python benchmarks/accuracy.py --markdown` ({machine}).
 INEXACT = (
     "{count} outcomes were read back from the picture that this page had on 2026-11-22, to three digits, and without "
     "uncertainties of their own."
+)
+NARROW = (
+    "For the {count} that were read back (below), a run would print a wider interval, as the uncertainty of their own "
+    "operators is not known."
 )
 
 RANKINGS = "Does the forecast rank configurations as measurements do? Of each model of vTrain's runs on many servers:"
@@ -245,10 +277,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, float]) -> None:
     """The documentation's page and its picture."""
     from foretrain.device import preset
-    from foretrain.device.gpu import HOST_LAUNCH, host_launch, stack_factor
+    from foretrain.device.gpu import HOST_LAUNCH, forecast_range, host_launch, stack_factor
 
     good, others = measurements(found), computed(found)
-    possible = Counter(row.family for row in read(DATA)[0] if row.family not in COMPUTED)
+    published, left = read(DATA)
+    possible = Counter(row.family for row in published if row.family not in COMPUTED)
     done = Counter(one.family for one in good)
     missing = ", ".join(
         f"{done[family]} of {count} of {family}" for family, count in possible.items() if done[family] < count
@@ -265,6 +298,8 @@ def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, flo
     ranked = [[name, f"{value:.3f}"] for name, value in sorted(rankings(good).items())]
     fsdp = [one for one in good if is_fsdp(one, rows)]
     inexact = sum(not one.exact for one in good)
+    widths = {group(one): width(replace(one, spread=0.0)) for one in good}
+    widest = max(widths, key=lambda name: widths[name])
     text = PREFACE.format(
         count=len(good),
         fsdp_max=max((abs(one.error) for one in fsdp), default=math.nan),
@@ -274,6 +309,17 @@ def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, flo
         folds=table(FOLDS_HEAD, folds(good)),
         inexact=INEXACT.format(count=inexact) if inexact else "",
         possible=possible.total(),
+        computed_count=len(others),
+        computed_possible=len(published) - possible.total(),
+        left_count=len(left),
+        left=table(("family: why", "runs"), _left(left)),
+        targets=table(TARGETS_HEAD, targets(good, results)),
+        checked=checked(good, rows),
+        narrow=NARROW.format(count=inexact) if inexact else "",
+        unseen=forecast_range(preset("H100"), "eager", across=True),
+        unseen_now=ranges(good)[1],
+        widest=" ".join(widest),
+        widest_range=f"{widths[widest]:.3f}",
         missing=missing,
         families=table(HEAD, families(good)),
         layouts=table(LAYOUTS_HEAD, layouts(good, rows)),
@@ -291,6 +337,12 @@ def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, flo
     PAGE.write_text(text, encoding="utf-8")
     PICTURE.write_text(scatter(good), encoding="utf-8")
     INTERVALS.write_text(strips(good), encoding="utf-8")
+
+
+def _left(left: Sequence[Left]) -> list[list[str]]:
+    """How many runs of each family fit no script, and why."""
+    counted = Counter(f"{one.family}: {one.reason}" for one in left)
+    return [[name, str(count)] for name, count in sorted(counted.items())]
 
 
 def _roomy(good: Sequence[Outcome]) -> str:

@@ -1,5 +1,7 @@
 """What benchmarks/accuracy.py keeps of simulations, when it trusts that, and whether its intervals hold."""
 
+import argparse
+import ast
 import math
 import sys
 from dataclasses import replace
@@ -74,6 +76,57 @@ def test_comments_and_docstrings_are_no_code(accuracy, tmp_path):
     assert accuracy.kept._content(one) == accuracy.kept._content(other)
     other.write_text("x = 2\n")
     assert accuracy.kept._content(one) != accuracy.kept._content(other)
+
+
+def test_a_digest_is_the_same_with_every_version_of_python(accuracy):
+    """`ast.dump` shows fields that 3.12 has added, and since 3.13 leaves out empty ones."""
+    told = accuracy.kept._told(ast.parse("def f(x):\n    'Text.'\n    return x, None\n"))
+
+    assert told == (
+        "Module(body=[FunctionDef(name='f',args=arguments(args=[arg(arg='x')]),"
+        "body=[Return(value=Tuple(elts=[Name(id='x'),Constant()]))])])"
+    )
+
+
+def test_a_report_writes_outcomes_only_if_some_have_changed(accuracy, two, tmp_path, monkeypatch):
+    rows, stored = two
+    file, saved = tmp_path / "kept.jsonl", []
+    accuracy.kept.save(stored, file)
+    monkeypatch.setattr(accuracy.kept, "save", lambda *told: saved.append(told))
+    asked = argparse.Namespace(kept=file, minutes=0.0, quick=False, row=None, full=False, workers=1)
+
+    assert accuracy.simulated(asked, rows) == (stored, [])
+    assert saved == []
+    remeasured = [replace(row, seconds=2 * row.seconds) for row in rows]
+    accuracy.simulated(asked, remeasured)
+    assert len(saved) == 1
+
+
+def test_outcomes_of_other_code_do_not_count_as_checked(accuracy, two):
+    rows, stored = two
+    known = {row.id: row for row in rows}
+    first, second = stored.values()
+
+    assert accuracy.kept.checked([first, second], known) == 2
+    assert accuracy.kept.checked([first, replace(second, code="old")], known) == 1
+
+
+def test_targets_that_are_missed_say_why(accuracy, two):
+    from summary import report
+    from targets import TARGETS, targets
+
+    rows, stored = two
+    found = list(stored.values())
+    results = report(found, {row.id: row for row in rows})
+    good = {one.key: one.bound for one in TARGETS} | {"interval_coverage": 0.95}
+    whys = {name: why for name, _, _, why in targets(found, good)}
+    missed = {name: why for name, _, _, why in targets(found, good | {"all_error_mean": 0.06})}
+
+    assert set(good) == set(results) - {"family_error_worst"}
+    assert not whys["mean error of all runs"]
+    assert missed["mean error of all runs"]
+    slow = [replace(one, measured=2 * one.measured) for one in found]
+    assert "mean error of a family: fmsfsdp" in {name for name, *_ in targets(slow, good)}
 
 
 def test_a_scripts_code_is_that_of_what_it_imports_too(accuracy):
