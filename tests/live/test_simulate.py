@@ -255,6 +255,9 @@ def test_the_last_rank_gets_what_a_represented_rank_of_its_group_would_broadcast
     assert ended.numbers["live"] == [0, 3, 4, 7]  # rank 6, which broadcasts to rank 7, is represented by rank 4
     assert ended.lines == [{"length": 300}]
     assert ended.err.count("starting again") == 1  # messages and the last rank were seen in one run
+    last, messages = ended.numbers["more_live"]
+    assert last.endswith("asks for rank 7")
+    assert messages == "messages between them were seen"
 
 
 def test_a_script_that_fails_by_objects_of_represented_ranks_runs_again_with_all() -> None:
@@ -268,6 +271,7 @@ def test_a_script_that_fails_by_objects_of_represented_ranks_runs_again_with_all
     assert ended.numbers["live"] == [0, 1, 2, 3]
     assert "starting again with 4 live ranks" in ended.err
     assert "gathers objects of ranks that were not" in ended.err
+    assert "gathers objects of ranks that were not" in ended.numbers["more_live"][0]
 
 
 def test_objects_that_are_copies_are_told_of() -> None:

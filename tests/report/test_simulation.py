@@ -75,7 +75,17 @@ def test_the_numbers_hold_all_that_is_shown(done, unkept):
     }
     assert max(link["busiest"] for link in found["links"]) == pytest.approx(0.25)
     assert found["folding"] == ["8 ranks in 1 class", "rank 0 stands for 0-7 (8)"]
+    assert found["more_live"] == []
     assert numbers(SimulationFindings(unkept))["critical_path"] is None
+
+
+def test_the_page_and_the_summary_say_why_no_fewer_ranks_are_live(done, tmp_path, capsys):
+    found = SimulationFindings(dataclasses.replace(done, more_live=("train.py:3 asks for rank 7",)))
+    page(found, tmp_path / "page.html")
+    simulation.show(found)
+
+    assert "No fewer are live: train.py:3 asks for rank 7." in (tmp_path / "page.html").read_text("utf-8")
+    assert "1 of 8: train.py:3 asks for rank 7" in capsys.readouterr().out
 
 
 def test_the_page_is_one_file_that_says_what_is_not_real(done, tmp_path):

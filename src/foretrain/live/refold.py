@@ -38,6 +38,8 @@ from foretrain.simulation.world import VirtualWorld
 _MOST_LIVE = 32
 """Ranks of a world all of which are run if the script failed, perhaps by what it had gathered of represented ones."""
 
+_MESSAGES = "messages between them were seen"
+
 Live = Literal["auto", "all"] | int
 """Number of live ranks: as few as are needed, all, or this many."""
 
@@ -51,6 +53,7 @@ class RunOutcome:
     traffic: NetworkTraffic
     carried: NDArray[np.float64]
     loads: RoutedLoads | None
+    more_live: tuple[str, ...]
 
 
 class _Steps:
@@ -101,6 +104,8 @@ class Refold:
         self._named: int | None = None  # the rank that the script of a fake world says it is
         self._singled_out: dict[int, str] = {}
         self._slow = [rank for rank, _ in settings.slow]
+        slow = self._slow if live == "auto" else []
+        self._more_live = dict.fromkeys(f"rank {rank} is slower than others" for rank in slow)
         self._routers_before: tuple[int, ...] = ()
 
     def run(self) -> RunOutcome:
@@ -133,12 +138,14 @@ class Refold:
                 self._singled_out |= found.singled_out
                 self._routers_before = found.routers_before
                 places = [f"{place} asks for rank {rank}" for rank, place in found.singled_out.items()]
+                self._more_live.update(dict.fromkeys([*places, *([_MESSAGES] if found.messages else [])]))
                 numbered = "routers are numbered from the pipeline's first stage to its last"
-                why = " and ".join(places) or (numbered if found.routers_before else "messages between them were seen")
+                why = " and ".join(places) or (numbered if found.routers_before else _MESSAGES)
             except ScriptFailed as error:
                 if gathered := self._gathered(folding):
                     self._live = "all"
                     why = f"{gathered[0]} gathers objects of ranks that were not, and the script failed"
+                    self._more_live[why] = None
                     continue
                 failed = while_folded(error, len(folding.live), folding.world) if folded else error
                 raise (after_restarts(failed, before) if before else failed) from None
@@ -206,7 +213,7 @@ class Refold:
                 raise failed
             _warn_of_copies(trace, folding)
         loads = routed_loads(settings.experts, settings.routers_before, trace)
-        return RunOutcome(trace, folding, traffic, steps.carried, loads)
+        return RunOutcome(trace, folding, traffic, steps.carried, loads, tuple(self._more_live))
 
 
 def _check_experts(trace: SimulationTrace) -> None:

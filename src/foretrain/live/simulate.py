@@ -54,6 +54,7 @@ class Simulated:
         carried: bytes over each link in the last step of the first live rank, by all ranks, float64 (links,).
         usable: bytes of a GPU's memory that a script can have.
         loads: that routers gave to experts; None where none were given, or none were counted.
+        more_live: why no fewer ranks are live; empty where one stands for all, or where the caller said how many.
     """
 
     forecast: Forecast
@@ -64,6 +65,7 @@ class Simulated:
     carried: NDArray[np.float64]
     usable: int
     loads: RoutedLoads | None = None
+    more_live: tuple[str, ...] = ()
 
 
 def simulate(
@@ -140,7 +142,8 @@ def simulate(
         launch=host_launch(device, factor) if launch is None else launch,
     )
 
-    if live == "auto" and where.topology.faulty_links:
+    faulty = live == "auto" and where.topology.faulty_links
+    if faulty:
         live = "all"  # what one link does to some groups, no other rank can stand for
 
     def run(settings: RankSettings) -> RunOutcome:
@@ -161,7 +164,10 @@ def simulate(
         )
     usable = device.memory - settings.reserve
     network = where.fluid.network
-    return Simulated(forecast, done.trace, done.folding, done.traffic, network, done.carried, usable, done.loads)
+    more_live = ("links have faults of their own",) if faulty else done.more_live
+    return Simulated(
+        forecast, done.trace, done.folding, done.traffic, network, done.carried, usable, done.loads, more_live
+    )
 
 
 def _recorded(settings: RankSettings, operators: Path, run: Callable[[RankSettings], RunOutcome]) -> RunOutcome:

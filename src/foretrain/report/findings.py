@@ -171,6 +171,7 @@ def numbers(found: SimulationFindings) -> dict[str, Any]:
         "world": forecast.world,
         "live": [rank.rank for rank in forecast.ranks],
         "folding": list(forecast.classes),
+        "more_live": list(found.done.more_live),
         "iteration_time": to_seconds(forecast.iteration_time),
         "iteration_sigma": to_seconds(forecast.sigma),
         "iteration_interval": [to_seconds(time) for time in forecast.interval],

@@ -200,6 +200,11 @@ def checkpoint(found: SimulationFindings) -> str:
     return f"{several}after step {last.step}: {sizes}{stop}"
 
 
+def more_live(found: SimulationFindings) -> str:
+    """Return why no fewer ranks are live; empty where one stands for all."""
+    return "; ".join(found.done.more_live)
+
+
 def provenance(found: SimulationFindings) -> str:
     """Return the sources of the kernels' times, with their shares."""
     first = found.forecast.first
@@ -230,6 +235,8 @@ def _summary(found: SimulationFindings) -> Table:
         table.add_row("experts", escape(experts(loads)))
     if saved := checkpoint(found):
         table.add_row("checkpoint", saved)
+    if found.done.more_live:
+        table.add_row("live ranks", escape(f"{len(forecast.ranks)} of {forecast.world:,}: {more_live(found)}"))
     table.add_row("kernel times", provenance(found))
     table.add_row("simulated in", f"{forecast.wall:.1f} s")
     return table

@@ -12,7 +12,7 @@ from foretrain.live.forecast import RankForecast
 from foretrain.live.imbalance import ImbalancePoint, drawn_loads
 from foretrain.report.document import BLUE, INK, LINE, ORANGE, SERIES, Card, Figure, document
 from foretrain.report.findings import SimulationFindings, share
-from foretrain.report.simulation import BANNER, checkpoint, experts, interval, percent, shown
+from foretrain.report.simulation import BANNER, checkpoint, experts, interval, more_live, percent, shown
 from foretrain.report.simulation_timeline import timeline
 from foretrain.units import MILLISECOND, Time, format_size, format_time
 
@@ -42,6 +42,7 @@ def render(found: SimulationFindings, command: str = "") -> str:
         failures=[point for point in found.curve if point.failure],
         banner=BANNER,
         forecast=forecast,
+        more_live=more_live(found),
         first=first,
         provenance=_provenance(found),
         operators=[(one.name, shown(one.time), percent(one.share), one.share) for one in found.operators[:_MOST_ROWS]],
