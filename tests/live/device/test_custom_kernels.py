@@ -185,7 +185,7 @@ def test_libraries_that_are_not_installed_have_stand_ins() -> None:
     from flash_attn.layers.rotary import apply_rotary_emb
     from flash_attn.losses.cross_entropy import CrossEntropyLoss
     from flash_attn.ops.triton.layer_norm import RMSNorm, layer_norm_fn
-    from transformer_engine.common.recipe import DelayedScaling, Float8BlockScaling
+    from transformer_engine.common.recipe import DelayedScaling, Float8BlockScaling, MXFP8BlockScaling
 
     def took(call):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -252,8 +252,37 @@ def test_libraries_that_are_not_installed_have_stand_ins() -> None:
         took(lambda recipe=recipe: step(recipe))[0] for recipe in (None, DelayedScaling(), Float8BlockScaling())
     )
     assert 0.5 * slow < min(fast, blocks) <= max(fast, blocks) < slow
+    with pytest.raises(RuntimeError, match="capability 10"), te.fp8_autocast(fp8_recipe=MXFP8BlockScaling()):
+        pass
     with pytest.raises(NotImplementedError, match="ub_overlap_ag=True"):
         te.Linear(8, 8, ub_overlap_ag=True)
+
+
+@on_gpus(cluster="B200")
+def test_recipes_of_fp8_launch_what_they_need_for_their_scales() -> None:
+    import transformer_engine.pytorch as te
+    from transformer_engine.common import recipe
+
+    linear = te.Linear(4096, 4096, bias=False, params_dtype=torch.bfloat16)
+    x = torch.randn(8192, 4096, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+    def milliseconds(chosen):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        with te.fp8_autocast(fp8_recipe=chosen):
+            linear(x).sum().backward()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end)
+
+    milliseconds(recipe.DelayedScaling())
+    delayed, current, blocks, mx = (
+        milliseconds(getattr(recipe, name)())
+        for name in ("DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling")
+    )
+    once = 2 * (2 * x.numel() + linear.weight.numel()) / 8e12 * 1e3  # of input, gradient and weight, at 8 TB/s
+    assert once < current - delayed < 3 * once  # looks for the maximum
+    assert delayed < mx < blocks
 
 
 @on_gpus("--live", "all", cluster="dgx-h100:1,ranks=0-1")

@@ -87,11 +87,11 @@ class _Product(torch.autograd.Function):
             inside = bias if division.mode != "row" else None
             made = every @ weight.t() if inside is None else torch.addmm(inside, every, weight.t())
         else:
-            x8, x8_turned = _cast(x)
-            weight8, weight8_turned = _cast(weight)
+            x8, x8_turned = _cast(x, recipe)
+            weight8, weight8_turned = _cast(weight, recipe)
             ctx.save_for_backward(x8_turned, weight8_turned)
             every = _gathered(x8, division) if gathers else x8
-            made = _product8(every, weight8.t(), x.dtype, recipe.blocks)
+            made = _product8(every, weight8.t(), x.dtype, recipe)
             inside = None
         if division.mode == "row" and division.ranks > 1:
             made = _reduced(made, division)[0]
@@ -108,10 +108,10 @@ class _Product(torch.autograd.Function):
             waited.append(work)
         of_x = of_weight = work = None
         eight = ctx.recipe is not None
-        grad8, grad8_turned = _cast(grad) if eight else (grad, grad)
+        grad8, grad8_turned = _cast(grad, ctx.recipe) if eight else (grad, grad)
         if ctx.needs_input_grad[0]:
             if eight:
-                of_x = _product8(grad8, ctx.saved_tensors[1].t(), grad.dtype, ctx.recipe.blocks)
+                of_x = _product8(grad8, ctx.saved_tensors[1].t(), grad.dtype, ctx.recipe)
             else:
                 of_x = grad @ weight
             if division.mode == "column" and division.ranks > 1:
@@ -131,7 +131,7 @@ def _weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, ctx: Any) -> Tenso
     """Return the gradient of ``weight``; what stands for it where it has been added to ``weight.main_grad``."""
     main = getattr(weight, "main_grad", None) if ctx.division.accumulates else None
     if ctx.recipe is not None:
-        made = _product8(grad, x.t(), weight.dtype if main is None else main.dtype, ctx.recipe.blocks)
+        made = _product8(grad, x.t(), weight.dtype if main is None else main.dtype, ctx.recipe)
         if main is None:
             return made
     elif main is None:
@@ -182,21 +182,44 @@ def _reduced(x: Tensor, division: Division, wait: bool = True) -> tuple[Tensor, 
     return made, work
 
 
-def _cast(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a matrix in FP8 and its transpose, row by row: tensor cores want both factors along the sum."""
+_MX = 32
+"""Numbers that have a scale where tensor cores apply the scales themselves."""
+
+
+def _cast(tensor: Tensor, recipe: Any) -> tuple[Tensor, Tensor]:
+    """Return a matrix in FP8 and its transpose, row by row: tensor cores want both factors along the sum.
+
+    One kernel writes both, and the scales of blocks. Before it, current scaling looks for the maximum, and makes it a
+    scale; delayed scaling has one of earlier steps.
+    """
     rows, columns = tensor.shape
-    made = [tensor.new_empty(shape, dtype=torch.float8_e4m3fn) for shape in ((rows, columns), (columns, rows))]
-    launch("transformer_engine::cast_transpose", {"tensor": tensor}, ("tensor",), (), made)
+    if recipe.current:
+        most = tensor.new_empty((), dtype=torch.float32)
+        launch("transformer_engine::amax", {"tensor": tensor}, ("tensor",), (), [most])
+        launch("transformer_engine::scale", {"most": most}, ("most",), (), [torch.empty_like(most)])
+    shapes = (rows, columns), (columns, rows)
+    made = [tensor.new_empty(shape, dtype=torch.float8_e4m3fn) for shape in shapes]
+    scales = [_scales(tensor, *shape, recipe.block) for shape in shapes] if recipe.block else []
+    launch("transformer_engine::cast_transpose", {"tensor": tensor}, ("tensor",), (), [*made, *scales])
     return made[0], made[1]
 
 
-def _product8(left: Tensor, right: Tensor, dtype: torch.dtype, blocks: bool) -> Tensor:
-    scale = torch.ones((), device=left.device)
-    if not blocks:
-        return torch.ops.aten._scaled_mm(left, right, scale, scale, None, None, dtype)
+def _scales(tensor: Tensor, rows: int, columns: int, block: int) -> Tensor:
+    """Return the scales of a matrix's rows, block by block: exponents in a byte each, or float32."""
+    dtype = torch.uint8 if block == _MX else torch.float32
+    return tensor.new_empty((rows, -(-columns // block)), dtype=dtype)
+
+
+def _product8(left: Tensor, right: Tensor, dtype: torch.dtype, recipe: Any) -> Tensor:
     (m, k), n = left.shape, right.shape[1]
-    first, second = (left.new_empty(size, -(-k // 128), dtype=torch.float32) for size in (m, n))
-    return torch.ops.aten._scaled_mm(left, right, first, second.t(), None, None, dtype)
+    scales = [_scales(left, size, k, recipe.block) for size in (m, n)] if recipe.block else []
+    if recipe.block == _MX:
+        for one in scales:  # tensor cores want them in another order
+            launch("transformer_engine::swizzle_scales", {"one": one}, ("one",), (), [torch.empty_like(one)])
+    if not recipe.block or recipe.block == _MX:  # without a kernel's own work to scale sums
+        scale = torch.ones((), device=left.device)
+        return torch.ops.aten._scaled_mm(left, right, scale, scale, None, None, dtype)
+    return torch.ops.aten._scaled_mm(left, right, scales[0], scales[1].t(), None, None, dtype)
 
 
 def ring_attention(q: Tensor, k: Tensor, v: Tensor, group: Any, causal: bool, dropout: float) -> Tensor:

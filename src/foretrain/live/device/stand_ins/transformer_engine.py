@@ -44,9 +44,15 @@ class Format(Enum):
 
 
 class Recipe:
-    """Options of scaling; they matter for values alone."""
+    """Options of scaling; they matter for values alone, but for these.
 
-    blocks = False
+    Attributes:
+        block: how many numbers have a scale; 0 if a tensor has one.
+        current: whether the scale is that of the tensor at hand, whose maximum is to be found first.
+    """
+
+    block = 0
+    current = False
 
     def __init__(self, **options: Any) -> None:
         self.options = options
@@ -59,17 +65,19 @@ class DelayedScaling(Recipe):
 class Float8CurrentScaling(Recipe):
     """A scale for each tensor, of this step."""
 
+    current = True
+
 
 class Float8BlockScaling(Recipe):
     """A scale for each 128 numbers."""
 
-    blocks = True
+    block = 128
 
 
 class MXFP8BlockScaling(Recipe):
-    """A scale for each 32 numbers."""
+    """A scale for each 32 numbers, which only Blackwell's tensor cores take."""
 
-    blocks = True
+    block = 32
 
 
 _recipes: list[Recipe | None] = [None]
@@ -79,6 +87,8 @@ _recipes: list[Recipe | None] = [None]
 @contextmanager
 def autocast(enabled: bool = True, recipe: Recipe | None = None, **_: Any) -> Iterator[None]:
     """Compute in FP8 inside."""
+    if enabled and isinstance(recipe, MXFP8BlockScaling) and torch.cuda.get_device_capability() < (10, 0):
+        raise RuntimeError("Device compute capability 10.0 or higher required for MXFP8 execution.")
     _recipes.append((recipe or DelayedScaling()) if enabled else None)
     try:
         yield
