@@ -415,7 +415,8 @@ def contributed(path: Path = CONTRIBUTED) -> tuple[list[Row], list[Left]]:
             id=name, family="contributed", tier="A", model=Path(script).name, precision="", cluster=cluster, gpu="",
             ranks=len(where.members), script=beside, argv=tuple(argv), tokens=0,
             seconds=seconds, memory=parse_size(run.memory) if run.memory else None, stack=run.software,
-            departures=(), device=str(where.device), factor=run.stack, calibration=run.calibration,
+            departures=(), device=str(where.device), factor=run.stack,
+            calibration=str(path.parent / run.calibration) if run.calibration else "",
             contributor=run.contributor,
         ))  # fmt: skip
     return rows, left

@@ -1,10 +1,12 @@
 """``foretrain accuracy add``: checks a measured run, and merges it into a table."""
 
+import shutil
 import tomllib
 
 import pytest
 
 from foretrain.cli.accuracy import add, load_runs
+from foretrain.device.calibration import Calibration, dump, load
 from foretrain.errors import ConfigError
 
 RUN = {
@@ -61,6 +63,26 @@ def test_what_is_wrong_is_named(tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):
         add(written(tmp_path, **changes), into=table)
     assert not table.exists()
+
+
+def test_a_calibration_is_kept_beside_the_table(tmp_path, monkeypatch):
+    measured = tmp_path / "mine"
+    measured.mkdir()
+    found = Calibration("NVIDIA H100 80GB HBM3", "torch 2.13.0+cu130", ())
+    dump(found, measured / "h100.json")
+    table = tmp_path / "tables" / "table.toml"
+    table.parent.mkdir()
+
+    add(written(measured, calibration="h100.json"), into=table)
+    shutil.rmtree(measured)
+    monkeypatch.chdir(table.parent.parent)
+    (run,) = load_runs(table)
+
+    assert run.calibration.startswith("calibrations/h100-")
+    assert load(table.parent / run.calibration) == found
+    (table.parent / run.calibration).write_text("{}")
+    with pytest.raises(ConfigError, match="calibrations/h100"):
+        load_runs(table)
 
 
 def test_a_table_in_no_folder(tmp_path):

@@ -7,10 +7,11 @@ benchmarks/accuracy.py compares with forecasts. A file to add has the keys of on
 from __future__ import annotations
 
 import datetime
+import hashlib
 import shlex
 import sys
 import tomllib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -43,7 +44,8 @@ class MeasuredRun:
         date: of the measurement, ISO 8601.
         stack: the name of the framework's factor, as for ``--factor``; empty if there is none.
         memory: peak reserved on a GPU, with its unit; empty if it was not measured.
-        calibration: a file of ``foretrain calibrate`` on that GPU, which the forecast uses; empty if there is none.
+        calibration: a file of ``foretrain calibrate`` on that GPU, which the forecast uses, from the folder of the file
+            that names it; empty if there is none.
         notes: what else is to be known.
     """
 
@@ -65,8 +67,8 @@ class MeasuredRun:
         return self.command, self.cluster, self.contributor, self.date
 
 
-def measured_run(entry: dict[str, Any]) -> MeasuredRun:
-    """Return a checked run; ConfigError names the key, its value and the remedy."""
+def measured_run(entry: dict[str, Any], folder: Path) -> MeasuredRun:
+    """Return a checked run of a file in ``folder``; ConfigError names the key, its value and the remedy."""
     from foretrain.device import stack_factor
     from foretrain.device.calibration import load
     from foretrain.device.presets import preset
@@ -106,7 +108,7 @@ def measured_run(entry: dict[str, Any]) -> MeasuredRun:
     if found.stack:
         stack_factor(device, found.stack)
     if found.calibration:
-        load(Path(found.calibration))
+        load(folder / found.calibration)
     return found
 
 
@@ -115,7 +117,7 @@ def load_runs(path: Path) -> list[MeasuredRun]:
     if not path.exists():
         return []
     entries = _parsed(path).get("run", [])
-    return [measured_run(entry) for entry in entries]
+    return [measured_run(entry, path.parent) for entry in entries]
 
 
 def _parsed(path: Path) -> dict[str, Any]:
@@ -136,6 +138,15 @@ def _text(runs: Sequence[MeasuredRun]) -> str:
     return "\n".join(map(entry, runs))
 
 
+def _kept_beside(calibration: Path, table: Path) -> str:
+    """Copy a calibration to the table's folder, and return its path from there; its name tells contents apart."""
+    content = calibration.read_bytes()
+    name = f"calibrations/{calibration.stem}-{hashlib.sha256(content).hexdigest()[:8]}.json"
+    (table.parent / "calibrations").mkdir(exist_ok=True)
+    write_atomically(table.parent / name, content)
+    return name
+
+
 def add(
     run: Annotated[Path, tyro.conf.arg(metavar="FILE")],
     /,
@@ -145,6 +156,8 @@ def add(
 ) -> None:
     """Check a measured run and add it to a table; one of the same command, cluster, contributor and date is replaced.
 
+    Its calibration is copied to the table's folder.
+
     Args:
         run: a TOML file: command, cluster, step_time, contributor, source, software, date; where known stack, memory,
             calibration, notes.
@@ -152,11 +165,13 @@ def add(
         json: write the run as it was read, how many the table has, and the command that forecasts it.
     """
     check_writable(json=json)
-    new = measured_run(_parsed(run))
+    new = measured_run(_parsed(run), run.parent)
     if not into.parent.is_dir():
         remedy = "run this in a checkout of foretrain, or name a table with --into"
         raise ConfigError("into", str(into), f"is in no folder: there is no {into.parent}", remedy)
     before = load_runs(into)
+    if new.calibration:
+        new = replace(new, calibration=_kept_beside(run.parent / new.calibration, into))
     rest = [one for one in before if one.key != new.key]
     write_atomically(into, _text(sorted([*rest, new], key=lambda one: one.key)))
     factor = f" --factor {new.stack}" if new.stack else ""

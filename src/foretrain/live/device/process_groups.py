@@ -42,7 +42,14 @@ def install(device: ModuleType, store: Callable[[], Store]) -> None:
     _install_rendezvous(store)
     _install_families(device)
     _install_objects()
-    change_after_import({"torch.distributed.rpc": lambda module: put(module, init_rpc=_refuse_rpc)})
+    change_after_import(
+        {
+            "torch.distributed.rpc": lambda module: put(module, init_rpc=_refuse_rpc),
+            "torch.distributed._symmetric_memory": lambda module: put(
+                module, **dict.fromkeys(_SYMMETRIC, _refuse_symmetric_memory)
+            ),
+        }
+    )
     put(dist, set_timeout=lambda *_, **__: None)
     # A build without NCCL has none, and would say so.
     put(dist.distributed_c10d, default_pg_nccl_timeout=timedelta(minutes=10))
@@ -216,6 +223,17 @@ def _refuse_rpc(*_: Any, **__: Any) -> None:
     raise NotImplementedError(
         "init_rpc: calls from rank to rank (torch.distributed.rpc) are not simulated; simulate what uses collectives or"
         " send and recv of torch.distributed, or run the script as it is with torchrun"
+    )
+
+
+_SYMMETRIC = ("enable_symm_mem_for_group", "empty", "rendezvous", "get_symm_mem_workspace")
+
+
+def _refuse_symmetric_memory(*_: Any, **__: Any) -> None:
+    """Refuse memory that GPUs map into each other, which no collective would show."""
+    raise NotImplementedError(
+        "torch.distributed._symmetric_memory: memory that GPUs share is not simulated; leave out what uses it,"
+        " e.g. asynchronous tensor parallelism (AsyncTP)"
     )
 
 
