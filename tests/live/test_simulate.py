@@ -274,6 +274,27 @@ def test_a_script_that_fails_by_objects_of_represented_ranks_runs_again_with_all
     assert "gathers objects of ranks that were not" in ended.numbers["more_live"][0]
 
 
+def optimizer_state_of_fsdp1() -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(nn.Linear(64, 64), device_id=torch.cuda.current_device())
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    state = FullyShardedDataParallel.optim_state_dict(model, optimizer)["state"]
+    print(json.dumps({"rank": dist.get_rank(), "state": sorted(state)}))
+
+
+def test_the_optimizer_state_of_fsdp1_is_gathered_with_all_ranks_live() -> None:
+    ended = simulate("dgx-h100:1,ranks=0-3", optimizer_state_of_fsdp1)
+    assert ended.numbers["live"] == [0, 1, 2, 3]
+
+
+def test_on_many_ranks_it_fails_and_says_how_to_go_on() -> None:
+    ended = simulate("dgx-h100:5", optimizer_state_of_fsdp1, status=1)
+    assert "--live all" in ended.err
+
+
 def test_objects_that_are_copies_are_told_of() -> None:
     def script() -> None:
         gathered = [None] * dist.get_world_size()

@@ -53,6 +53,56 @@ if __name__ == "__main__":
 """A script that spawns a process, which imports the script again: only its main part may do so."""
 
 
+LIGER = {
+    "rms_norm": """
+@triton.jit
+def _rms_norm_forward_kernel(Y_ptr, X_ptr, W_ptr, columns, BLOCK: tl.constexpr):
+    places = tl.program_id(0) * columns + tl.arange(0, BLOCK)
+    tl.store(Y_ptr + places, tl.load(X_ptr + places) * tl.load(W_ptr + tl.arange(0, BLOCK)))
+""",
+    "cross_entropy": """
+@triton.jit
+def liger_cross_entropy_kernel(X_ptr, Y_ptr, loss_ptr, columns, BLOCK: tl.constexpr):
+    X_ptr += tl.program_id(0) * columns
+    total = 0.0
+    for start in range(0, columns, BLOCK):
+        total += tl.sum(tl.exp(tl.load(X_ptr + start + tl.arange(0, BLOCK))))
+    for start in range(0, columns, BLOCK):
+        places = X_ptr + start + tl.arange(0, BLOCK)
+        tl.store(places, tl.exp(tl.load(places)) / total)
+    tl.store(loss_ptr + tl.program_id(0), tl.log(total) - tl.load(Y_ptr + tl.program_id(0)))
+""",
+}
+"""Kernels with the names of Liger's, and as it reads and writes."""
+WITH_LIGER = """
+import json
+
+import torch
+from liger_kernel.ops.cross_entropy import liger_cross_entropy_kernel
+from liger_kernel.ops.rms_norm import _rms_norm_forward_kernel
+
+
+def took(call):
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
+
+
+x = torch.randn(4096, 32000, device="cuda", dtype=torch.bfloat16)
+y, weight = torch.empty_like(x), torch.nn.Parameter(x[0].clone())
+target = torch.zeros(4096, device="cuda", dtype=torch.int64)
+loss = torch.empty(4096, device="cuda")
+norm = took(lambda: _rms_norm_forward_kernel[(4096,)](y, x, weight, 32000, BLOCK=32768))
+entropy = took(lambda: liger_cross_entropy_kernel[(4096,)](x, target, loss, 32000, BLOCK=32768))
+print(json.dumps({"norm": norm, "loss": entropy}))
+weight.sum().backward()
+torch.optim.SGD([weight]).step()
+"""
+
+
 def launching():
     import pytest
     import triton
@@ -147,6 +197,21 @@ def test_kernel_takes_the_time_of_its_bytes_or_what_a_file_says(tmp_path: Path) 
     assert times["mylib::scan"] == pytest.approx((1 << 26) * 1e-6, rel=0.01)
     assert times["outer"] == pytest.approx(3000 * 2000 * 4 / (0.8 * 3.35e12) * 1e3, abs=overhead)
     assert "double_kernel" not in said.numbers["unknown_operators"]
+
+
+def test_kernels_of_liger_take_the_time_that_the_package_knows(tmp_path: Path) -> None:
+    ops = tmp_path / "liger_kernel" / "ops"
+    ops.mkdir(parents=True)
+    for name, text in LIGER.items():
+        (ops / f"{name}.py").write_text("import triton\nimport triton.language as tl\n" + text)
+    (tmp_path / "train.py").write_text(WITH_LIGER)
+
+    ended = simulate(ONE, tmp_path / "train.py")
+    (times,) = ended.lines
+    once = 4096 * 32000 * 2 / (0.8 * 3.35e12) * 1e3
+    assert times["norm"] == pytest.approx(2 * once, rel=0.1)
+    assert times["loss"] == pytest.approx(3 * once, rel=0.1)  # reads its logits twice
+    assert not [name for name in ended.numbers["unknown_operators"] if "liger" in name]
 
 
 def test_tensors_that_a_kernel_loads_and_stores_are_read_from_its_source() -> None:
