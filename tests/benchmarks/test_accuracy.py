@@ -92,6 +92,7 @@ def test_a_report_writes_outcomes_only_if_some_have_changed(accuracy, two, tmp_p
     rows, stored = two
     file, saved = tmp_path / "kept.jsonl", []
     accuracy.kept.save(stored, file)
+    stored = accuracy.kept.load(file)
     monkeypatch.setattr(accuracy.kept, "save", lambda *told: saved.append(told))
     asked = argparse.Namespace(kept=file, minutes=0.0, quick=False, row=None, full=False, workers=1)
 

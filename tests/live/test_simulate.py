@@ -277,7 +277,8 @@ def test_a_script_that_fails_by_objects_of_represented_ranks_runs_again_with_all
 def optimizer_state_of_fsdp1() -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    model = FullyShardedDataParallel(nn.Linear(64, 64), device_id=torch.cuda.current_device())
+    layers = nn.Sequential(*[nn.Linear(64, 64) for _ in range(8)])  # a rank has the state of two
+    model = FullyShardedDataParallel(layers, use_orig_params=True, device_id=torch.cuda.current_device())
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.randn(8, 64, device="cuda")).sum().backward()
     optimizer.step()
