@@ -24,6 +24,20 @@ def test_bundled_ranges_are_unbundled_unchanged(some):
     assert (header.kind, header.step, header.flag & PULL_ONLY) == (FrameKind.PUSH, 3, PULL_ONLY)
 
 
+@given(st.integers(0, 1 << 32), st.integers(0, 255), st.lists(st.integers(0, (1 << 64) - 1)), st.binary(max_size=200))
+def test_a_payload_is_unbundled_into_as_much_as_it_has_or_is_malformed(count, flag, numbers, rest):
+    payload = memoryview(b"".join(number.to_bytes(8, "little") for number in numbers) + rest)
+    for part in (count, len(payload) // 32, 1):
+        header = Header(FrameKind.PUSH, flag, part=part)
+        try:
+            found = unbundle(header, payload)
+        except Malformed:
+            continue
+        assert len(found) == (part if flag & SEVERAL else 1)
+        table = 32 * part if flag & SEVERAL else 0
+        assert b"".join(bytes(each.data) for each in found) == bytes(payload[table:])
+
+
 def test_a_single_range_is_not_copied():
     data = memoryview(bytearray(8))
     header, payload = bundle(PUSH, [Item(1, 2, 8, data)])

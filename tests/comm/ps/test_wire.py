@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import socket
 import struct
 import time
@@ -15,8 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretrain.comm.collectives import runners
-from foretrain.comm.ps.frames import FrameKind, Header, pack
+from foretrain.comm.ps.client.inflight import InFlight, InFlightChunk
+from foretrain.comm.ps.frames import ABSENT, SEVERAL, FrameKind, Header, Malformed, pack, unbundle
+from foretrain.comm.ps.placement import Declared, ShardPart
+from foretrain.comm.ps.server.shard import SumShard
 from foretrain.comm.ps.wire import Why, Wire
+from foretrain.tasks import Chunk
 from tests.comm.ps.server.jobs import received
 
 LIMIT = 3 << 20
@@ -197,3 +202,115 @@ def test_a_port_that_nobody_listens_on_closes_the_connection():
         client = End(wire)
         if wire.connect(*address, client.arrived.append) is not None:
             assert client.until(1)[0].closed > 0
+
+
+def test_without_descriptors_a_listener_rests_and_accepts_when_there_are_some_again():
+    with listening() as (end, address), socket.socket() as plain:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        os.close(free := os.dup(plain.fileno()))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+        try:
+            plain.connect(address)
+            plain.sendall(struct.pack("<I", 2) + pack(Header(FrameKind.HELLO)) + bytes(16) + b"hi")
+            began = time.process_time()
+            time.sleep(1)
+            spent = time.process_time() - began
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert bytes(end.until(1)[0].payload) == b"hi"
+        assert spent < 0.5  # of a second, which a thread that is woken again and again spends whole
+
+
+# ---------------------------------------------------------------- tables of several ranges
+
+SIZES = (40, 24, 64)
+"""Bytes of parts 0 to 2; the first two are of task 0."""
+sizes = st.one_of(st.sampled_from((0, 4, 8, *SIZES, 2**31, 2**32 - 1, 2**63 - 8, 2**63, 2**64 - 4)), st.integers(0, 64))
+
+
+def several(entries, rest: bytes, right: bool) -> tuple[int, bytes]:
+    """The number of ranges, and a payload of their table and bytes, as many as it says where ``right``."""
+    table = b"".join(struct.pack("<QQQQ", *each) for each in entries)
+    length = min(sum(each[3] for each in entries), 1 << 10) if right else len(rest)
+    return len(entries), table + (rest * length)[:length]
+
+
+entries = st.tuples(st.sampled_from((0, 1, 2, 2, 3, 2**64 - 1)), sizes, sizes, st.none() | sizes).map(
+    lambda each: each if each[3] is not None else (*each[:3], each[2])
+)
+tables = st.builds(several, st.lists(entries, max_size=4), st.binary(min_size=1, max_size=99), st.booleans())
+bundles = tables.map(lambda both: (Header(FrameKind.PUSH, SEVERAL, part=both[0]), both[1]))
+singles = st.builds(
+    lambda entry, flag, data: (Header(FrameKind.PUSH, flag, 0, 0, entry[0] % 2**32, 0, *entry[1:3]), data),
+    *(entries, st.sampled_from((0, ABSENT)), st.one_of(st.binary(max_size=64), st.sampled_from(SIZES).map(bytes))),
+)
+wrong_counts = st.builds(
+    lambda both, part: (both[0]._replace(part=part), both[1]), bundles, sizes.map(lambda n: n % 2**32)
+)
+messages = st.one_of(bundles, singles, wrong_counts)
+
+
+def sums() -> SumShard:
+    parts = [ShardPart(0, 0, 0, 40, 0), ShardPart(1, 0, 40, 24, 0), ShardPart(2, 1, 0, 64, 0)]
+    return SumShard(parts, [Declared("one", 64, "float32", 0), Declared("other", 64, "float32", 1)], 1)
+
+
+@given(messages)
+def test_a_wire_takes_the_pushes_that_python_would_take_and_adds_up_the_same(said):
+    header, payload = said
+    served, oracle = sums(), sums()
+    with raw() as (end, _, number):
+        end.wire.serve((number, number), served.native, 0, 0, 0, 1 << 20)
+        taken = end.wire.take_back(number, header, memoryview(bytearray(payload)))
+    try:
+        for part, offset, size, data in unbundle(header, memoryview(payload)):
+            oracle.push(0, part, header.step, offset, size, memoryview(data) if len(data) else None)
+    except Malformed:
+        assert not taken
+        return
+    assert taken
+    for part in range(len(SIZES)):
+        assert bytes(served._sum(part, 0)) == bytes(oracle._sum(part, 0))
+        assert served.round_complete(0) == oracle.round_complete(0)
+
+
+def fits(header: Header, payload: bytes) -> list[tuple[int, int, int, bytes]] | None:
+    """The ranges of a message with sums; None where it is no regular one."""
+    if not header.flag & SEVERAL:
+        found = [(header.part, header.offset, header.size, payload)]
+    else:
+        try:
+            found = [(*each[:3], bytes(each.data)) for each in unbundle(header, memoryview(payload))]
+        except Malformed:
+            return [] if not header.part and not payload else None
+    regular = all(
+        part < len(SIZES) and 0 < size <= SIZES[part] - offset and len(data) in (0, size)
+        for part, offset, size, data in found
+    )
+    return found if regular else None
+
+
+@given(st.lists(messages, min_size=1, max_size=3))
+def test_a_wire_writes_regular_sums_to_their_places_and_nothing_else(said):
+    flights, chunk = InFlight([64, 64]), Chunk("all_reduce", (), 128)
+    places = [bytearray(64 + 16), bytearray(64 + 16)]  # with room behind, in which nothing must be written
+    for task in range(2):
+        flights.push(InFlightChunk(chunk, lambda chunk: None, 64, task), task, 0, 64)
+    parts = [ShardPart(0, 0, 0, 40, 0), ShardPart(1, 0, 40, 24, 0), ShardPart(2, 1, 0, 64, 0)]
+    flights.place(parts, [ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in places])
+    flights.begin(0)
+    expected, back = [bytearray(80), bytearray(80)], [set(), set()]
+    with raw() as (end, _, number):
+        end.wire.take_values((number, number), flights.native)
+        for header, payload in said:
+            value = header._replace(kind=FrameKind.VALUE)
+            found = fits(value, payload)
+            assert end.wire.take_back(number, value, memoryview(bytearray(payload))) == (found is not None)
+            for part, offset, size, data in found or ():
+                task, start = parts[part].task, parts[part].offset + offset
+                for byte in set(range(start, start + size)) - back[task] if data else ():
+                    expected[task][byte] = data[byte - start]
+                back[task] |= set(range(start, start + size))
+            if len(back[0]) == 64 or len(back[1]) == 64:
+                break  # the task has landed, and its bytes are of the next round
+    assert places == expected

@@ -29,6 +29,12 @@ struct Range {
 };
 using Ranges = std::vector<Range>;
 
+// Returns where a range ends that somebody names; −1 where no number is large enough.
+inline int64_t end_of(int64_t start, int64_t size) {
+    int64_t end;
+    return __builtin_add_overflow(start, size, &end) ? -1 : end;
+}
+
 // Appends a range that lies behind all others, or joins it to the last.
 inline void extend(Ranges& ranges, int64_t start, int64_t end) {
     if (!ranges.empty() && ranges.back().end == start) {

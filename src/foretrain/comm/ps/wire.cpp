@@ -59,6 +59,7 @@ const int64_t HEADER = 44, PREFIX = 64, SMALL = 4 << 10, ALIGN = 64;
 const int64_t TURN = 256 << 10;     // bytes to receive of one connection before others have their turn
 const int64_t BUFFER = 2 << 20;     // bytes that the kernel may hold to send, so that it does while the owner decides
 const int PIECES = 64;              // of one call of the kernel
+const int64_t REST = 100000000;     // ns for which a listener rests that has no descriptor for a connection
 
 enum What : int64_t { OPENED, MESSAGE, CLOSED, SENT, SLAB, WANTED, WATCHED, FINISHED, LANDED };
 
@@ -526,8 +527,13 @@ class Wire {
         for (int i = 0; i < 64; ++i) {
             int fd = ::accept4(listening_, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
             if (fd < 0) {
-                // Without descriptors the oldest stranger makes room.
-                if ((errno == EMFILE || errno == ENFILE) && crowd_out()) continue;
+                if (errno != EMFILE && errno != ENFILE) return;
+                // Without descriptors the oldest stranger makes room. Where there is none, whoever knocks waits: a
+                // listener that is ready and not served would wake this thread again at once.
+                if (crowd_out()) continue;
+                control(EPOLL_CTL_MOD, listening_, 0, LISTEN);
+                resting_ = now_ns() + REST;
+                if (!next_deadline_ || resting_ < next_deadline_) next_deadline_ = resting_;
                 return;
             }
             Connection& c = add(fd, false, true);
@@ -548,7 +554,11 @@ class Wire {
 
     void judge(int64_t now) {
         if (!next_deadline_ || now < next_deadline_) return;
-        next_deadline_ = 0;
+        if (resting_ && now >= resting_) {
+            resting_ = 0;
+            if (listening_ >= 0) control(EPOLL_CTL_MOD, listening_, EPOLLIN, LISTEN);
+        }
+        next_deadline_ = resting_;
         std::vector<Connection*> late;
         for (auto& each : connections_) {
             Connection& c = *each.second;
@@ -594,7 +604,7 @@ class Wire {
             touch(served);
         } else if (header.kind == PULL) {
             std::vector<Delivery> found;
-            Range wanted{header.offset, header.offset + header.size};
+            Range wanted{header.offset, end_of(header.offset, header.size)};
             std::lock_guard<std::mutex> lock(served->shard->mutex);
             if (served->shard->pull(served->worker, header.part, header.step, wanted, found)) return false;
             deliver(found, *served->shard);
@@ -610,7 +620,7 @@ class Wire {
         std::vector<Delivery> found;
         auto one = [&](int64_t part, int64_t offset, int64_t size, int64_t given) {
             int64_t detail;
-            const Pushed pushed{offset, offset + size, given ? payload : nullptr, keep};
+            const Pushed pushed{offset, end_of(offset, size), given ? payload : nullptr, keep};
             payload += given, length -= given;
             return (given == 0 || given == size) && size > 0 && offset >= 0 &&
                    !served.shard->push(served.worker, part, header.step, pushed, header.flag & ACCUMULATES,
@@ -657,7 +667,7 @@ class Wire {
         int64_t left = length;
         for (const Item& each : items) {
             bool known = each.part >= 0 && each.part < int64_t(flights.parts.size());
-            if (!known || each.offset < 0 || each.size <= 0 || each.offset + each.size > flights.parts[each.part].size ||
+            if (!known || each.offset < 0 || each.size <= 0 || each.offset > flights.parts[each.part].size - each.size ||
                 (each.length && each.length != each.size) || each.length > left)
                 return false;
             left -= each.length;
@@ -1036,6 +1046,7 @@ class Wire {
 
     int64_t most_, handshake_;      // bytes of a payload: with a key, and without
     int poll_, listening_ = -1, watched_ = -1;
+    int64_t resting_ = 0;           // ns; until then the listener is not looked at
     int64_t patience_ = 5000000000, crowd_ = 0, numbers_ = 0, next_deadline_ = 0, current_ = -1;
     std::map<int64_t, std::unique_ptr<Connection>> connections_;
     std::map<std::pair<const Shard*, int64_t>, std::shared_ptr<Served>> served_;    // by shard and worker
@@ -1117,13 +1128,13 @@ EXPORTED int64_t foretrain_shard_push(std::shared_ptr<Shard>* shard, int64_t wor
         copy.reset(new char[length], std::default_delete<char[]>());
         std::memcpy(copy.get(), data, length);
     }
-    return (*shard)->push(worker, part, step, {offset, offset + size, copy.get(), copy}, again, held, (*shard)->told,
+    return (*shard)->push(worker, part, step, {offset, end_of(offset, size), copy.get(), copy}, again, held, (*shard)->told,
                           *detail);
 }
 EXPORTED int64_t foretrain_shard_pull(std::shared_ptr<Shard>* shard, int64_t worker, int64_t part, int64_t step,
                                       int64_t offset, int64_t size) {
     std::lock_guard<std::mutex> lock((*shard)->mutex);
-    return (*shard)->pull(worker, part, step, {offset, offset + size}, (*shard)->told);
+    return (*shard)->pull(worker, part, step, {offset, end_of(offset, size)}, (*shard)->told);
 }
 EXPORTED void foretrain_shard_remove_worker(std::shared_ptr<Shard>* shard, int64_t worker) {
     std::lock_guard<std::mutex> lock((*shard)->mutex);

@@ -1,9 +1,11 @@
 """A service over real sockets: sums, agreements, ends, and everything that must not harm it."""
 
 import contextlib
+import operator
 import os
 import re
 import socket
+import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from foretrain.comm.ps.client.connection import Links
-from foretrain.comm.ps.frames import BESIDE, RETURNS, FrameKind, Header
+from foretrain.comm.ps.frames import ABSENT, BESIDE, RETURNS, SEVERAL, TO_SERVER, FrameKind, Header
 from foretrain.comm.ps.placement import LIMIT
 from foretrain.comm.ps.server.job import ServerConfig
 from foretrain.comm.ps.server.service import Service
@@ -411,6 +415,58 @@ def test_noise_of_strangers_is_rejected_and_counted_and_the_job_goes_on():
         workers[0].until(lambda: service.rejected.total() == len(noise))
         exchange(workers, what, 1)
         assert service.failure is None
+
+
+fields = st.one_of(st.integers(0, 3), st.sampled_from([40, 1 << 31, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]))
+headers = st.builds(
+    Header,
+    st.one_of(st.sampled_from(sorted(TO_SERVER)), st.integers(0, 255)),  # pyright: ignore[reportArgumentType]
+    st.one_of(st.sampled_from([0, ABSENT, SEVERAL]), st.integers(0, 255)),
+    st.integers(0, 3),
+    st.just(0),
+    fields.map(lambda number: number % (1 << 32)),
+    *(fields, fields, fields),
+)
+tables = st.lists(st.tuples(fields, fields, fields, fields), max_size=3).map(
+    lambda rows: b"".join(struct.pack("<QQQQ", *row) for row in rows)
+)
+payloads = st.one_of(
+    st.just(b""),
+    st.binary(max_size=200),
+    st.sampled_from([4, 32, 40, 96]).map(bytes),
+    st.builds(operator.add, tables, st.binary(max_size=80)),
+    st.just(declaration(10).encode()),
+)
+
+
+@given(st.lists(st.tuples(headers, payloads, st.none() | st.integers(0, (1 << 32) - 1)), min_size=1, max_size=4))
+def test_whatever_strangers_say_the_job_goes_on(said):
+    what = declaration(1000)
+    with serving(2) as service, job(service, 2, what) as workers:
+        exchange(workers, what, 0)
+        for header, payload, length in said:
+            with stranger(service) as other:
+                with contextlib.suppress(OSError):
+                    other.sendall(message(header, payload, length=length))
+                    other.shutdown(socket.SHUT_WR)
+                received(other, 1 << 20)  # to the end, which the server makes
+        exchange(workers, what, 1)
+        assert service.failure is None
+
+
+@given(st.lists(st.tuples(headers, payloads), min_size=1, max_size=4))
+def test_whatever_a_worker_says_its_server_finds_what_is_wrong_and_serves_the_next_job(said):
+    first, second = (msgspec.structs.replace(declaration(10), job=name) for name in ("first", "second"))
+    with serving(2, lives_on=True) as service:
+        with job(service, 2, first) as (one, other):
+            exchange([one, other], first, 0)
+            for header, payload in said:
+                other.connection.send(header, payload)
+            one.connection.send(Header(FrameKind.FAIL), b"enough")
+            until(lambda: "first" in service._ended)
+        assert "server 0 failed" not in service._ended["first"]
+        with job(service, 2, second) as workers:
+            exchange(workers, second, 0)
 
 
 @pytest.mark.parametrize("reason", ["too_large", "forged"])
