@@ -75,7 +75,7 @@ class RunOptions:
         compression: type as which gradients are sent, instead of the one that the script's communication hook asks for.
         timeout: a rank that sends nothing for so long counts as lost, and the job ends.
         patience: the job ends where all ranks answer and no gradient moves for so long.
-        secret_file: for several nodes, a file with the job's secret, the same on each; by default rank 0 makes one.
+        secret_file: for several nodes, a file with the job's secret, the same on each; by default ranks agree on one.
         backend: what sums gradients without servers: gloo or nccl, as the script's process group, or ring, foretrain's
             own over TCP; by default the process group's.
         tolerance: sum gradients over UDP, where each rank's contribution may lose this share, e.g. 0.01; what is lost

@@ -18,6 +18,7 @@ from foretrain.comm.control_plane import ControlPlane
 from foretrain.comm.coordinator.addresses import decoded, encoded, is_loopback, local_address, resolved, split
 from foretrain.comm.coordinator.handshake import NONCE_SIZE, SECRET, SECRET_SIZE, Listener, connect, proof
 from foretrain.comm.coordinator.link import Link, LinkError
+from foretrain.comm.key_agreement import agreed_secret
 from foretrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ logger = logging.getLogger("foretrain")
 
 _ONE_SECRET = (
     f"give all nodes the same {SECRET} (or foretrain run --secret-file), made with: openssl rand -hex {SECRET_SIZE}; "
-    "or give it to none, and rank 0 makes one"
+    "or give it to none, and the ranks agree on one"
 )
 _UNASSIGNED = ("192.0.2.1", 9), ("2001:db8::1", 9)
 """Addresses that no host has (RFC 5737, RFC 3849): their routes are the default routes."""
@@ -155,7 +156,7 @@ def connect_ranks(
     """Return authenticated links between rank 0 and each other rank; None, on all ranks, if one cannot connect.
 
     Rank 0 listens on one address, of ``interface`` or on the way ``towards`` an address. The secret is the launcher's,
-    or one that rank 0 makes and hands out over the control plane. ``lossy`` links expect losses.
+    or one on which the ranks agree. ``lossy`` links expect losses.
 
     Raises:
         ConfigError: on all ranks, if a secret is malformed or differs between ranks, or rank 0 cannot listen.
@@ -163,8 +164,7 @@ def connect_ranks(
     links: dict[int, Link] = {}
     listener = problem = None
     several = several_hosts(control)
-    given = common_secret(control)
-    secret = given or secrets.token_bytes(SECRET_SIZE)
+    secret = common_secret(control) or agreed_secret(control)
     if control.rank == 0:
         try:
             listener = _listen(own_address(interface, several, towards), secret, control.ranks)
@@ -174,10 +174,9 @@ def connect_ranks(
         control.raise_on_all(problem)
         if listener is not None:
             host, port = listener.address
-            control.share(f"{host} {port} {'' if given else secret.hex()}".encode())
+            control.share(f"{host} {port}".encode())
         else:
-            host, port, made = control.share(None).decode().split(" ")
-            secret = given or bytes.fromhex(made)
+            host, port = control.share(None).decode().split(" ")
         try:
             if listener is not None:
                 links = listener.accept(_CONNECT_TIMEOUT)
@@ -235,7 +234,7 @@ def connect_collectives(
         return [decoded(row) for row in control.gather(encoded(*address))]
 
     host = own_address(interface, several_hosts(control), towards)
-    secret = common_secret(control) or control.share(secrets.token_bytes(SECRET_SIZE))
+    secret = common_secret(control) or agreed_secret(control)
     if isinstance(transport, BoundedLoss):
         return _connect_bounded(control, transport, host, secret, timeout)
     return RingCollectives(
