@@ -40,7 +40,9 @@ from foretrain.report.recipes import (
     summary_lines,
     warnings,
 )
+from tests.examples.torchrun import ROOT
 from tests.live.command import _require_device
+from tests.processes import module_at
 from tests.recipe_search.test_strategy import SCRIPT as SCRIPT_OF_PIPELINES
 from tests.recipe_search.test_strategy import SPACE as SPACE_OF_PIPELINES
 from tests.recipe_search.test_strategy import Workers, searched, simulated
@@ -106,6 +108,41 @@ def test_a_search_ranks_recipes_of_a_script(tmp_path: Path) -> None:
     again = _search(tmp_path, "--json", "again.json")
     assert json.loads((tmp_path / "again.json").read_text())["winner"] == found["winner"]
     assert again.returncode == 0, again.stderr
+
+
+def test_a_search_over_dask_finds_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    _require_device()
+    found = {}
+    for backend in ("processes", "dask"):
+        told = tmp_path / f"{backend}.json"
+        ended = _search(tmp_path, "--backend", backend, "--store", str(tmp_path / backend), "--json", str(told))
+        assert ended.returncode == 0, ended.stderr
+        found[backend] = json.loads(told.read_text()) | {"cpu_seconds": 0.0}
+    assert found["dask"] == found["processes"]
+
+
+def test_a_search_whose_numbers_find_a_full_disk_says_so_and_keeps_what_it_simulated(tmp_path: Path) -> None:
+    _require_device()
+    for _ in range(2):
+        ended = _search(tmp_path, "--json", "/dev/full")
+        assert ended.returncode == 1
+        assert "nothing more can be written to /dev/full: No space left on device" in ended.stderr.splitlines()[-1]
+        assert "Traceback" not in ended.stderr
+        assert "winner width=4096" in ended.stdout
+    assert any((tmp_path / "train.py.search").glob("*.json"))
+
+
+def test_the_example_compares_three_clusters(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    _require_device()
+    example = module_at(ROOT / "examples/search/three_clusters.py")
+    monkeypatch.setattr(example, "LAYERS", 1)
+    monkeypatch.setitem(example.SPACE["values"], "tp", 8)
+    monkeypatch.setitem(example.SPACE["values"], "batch", 1)
+    example.main()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line and not line.startswith(" ")]
+    assert [line.partition(":2: tp=8")[0] for line in lines] == ["dgx-a100", "dgx-h100", "dgx-h200"]
+    assert all(line.endswith("tokens/s/GPU") for line in lines)
 
 
 SAVING = """
