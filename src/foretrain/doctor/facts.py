@@ -134,9 +134,9 @@ EXTRAS = {
     "mpi": (("mpi4py",), "AllReduce(backend='mpi')"),
     "trainers": (("transformers", "accelerate", "lightning", "ray"), "ft.lightning, ft.ray, Hugging Face's Trainer"),
     "report": (("jinja2", "perfetto"), "--html, --trace: pages and traces"),
-    "sweep": (("joblib", "pyarrow"), "sweep: many scenarios"),
-    "dask": (("dask", "distributed"), "sweep --backend dask"),
-    "ray": (("ray",), "sweep --backend ray"),
+    "sweep": (("joblib", "pyarrow"), "sweep, search: many scenarios"),
+    "dask": (("dask", "distributed"), "sweep, search --backend dask"),
+    "ray": (("ray",), "sweep, search --backend ray"),
     "tune": (("optuna", "scipy", "greenlet"), "benchmarks of the published tuner"),
 }
 """Extras that commands use: the packages of each and what it is for."""
