@@ -208,9 +208,9 @@ def test_a_keyboard_alone_reaches_and_uses_everything(page):
     shown(page, f"rate={rate}", "curves")
     assert page.find_element("id", "panel-curves").is_displayed()
     assert page.current_url.endswith("#curves")
-    tab_to("rates")
+    tab_to("rates-figure")
     press(Keys.ARROW_RIGHT)
-    assert page.execute_script("return document.querySelector('#rates .said').textContent") != ""
+    assert page.execute_script("return document.querySelector('#rates-figure .said').textContent") != ""
     assert console(page) == []
 
 
@@ -246,6 +246,27 @@ def test_the_network_shows_its_loads(page):
     shown(page, "hosts=7")
     wait(page, "document.getElementById('network-text').textContent.includes('rectangle')")
     assert console_without_refusals(page) == []
+
+
+def test_each_tab_has_a_status_of_its_own(page):
+    """A tab that was shown before keeps its text while another is computed, and an error stands where it arose."""
+    tabs = {name: page.find_element("id", f"tab-{name}") for name in ("network", "curves")}
+    texts = {name: page.find_element("id", f"{name}-text") for name in tabs}
+    tabs["network"].click()
+    shown(page, "fabric=star", "network")
+    loads = texts["network"].text
+    tabs["curves"].click()
+    shown(page, "rate=7.0", "curves")
+    tabs["network"].click()
+    assert texts["network"].text == loads
+    page.execute_script(
+        "const plain = window.get; window.get = (path, signal) =>"
+        " path.startsWith('/curves') ? Promise.reject(new Error('no curves today')) : plain(path, signal);"
+    )
+    tabs["curves"].click()
+    enter(page, "rate", "9")
+    wait(page, "document.getElementById('curves-text').textContent === 'no curves today'")
+    assert "no curves" not in texts["network"].get_attribute("textContent")
 
 
 def console_without_refusals(browser) -> list[str]:

@@ -252,7 +252,8 @@ def over_rates(question: Question, source: Opened) -> str:
     rates = sweep(work, place, names, along, points=9, tuned=False)
     hosts = _over_hosts(work, place, names)
     shown = {"rates": curves(rates, question.schedule), "hosts": curves(hosts, question.schedule)}
-    return _joined({"query": question.query()}, shown)
+    text = "Left the iteration time, right the same as a multiple of T*. Untuned."
+    return _joined({"query": question.query(), "text": text}, shown)
 
 
 def _over_hosts(work: Workload, place: Cluster, names: list[str]) -> ParameterSweep:

@@ -112,23 +112,18 @@ function show(found, stay) {
   Charts.show($("lanes"), found.figures.lanes, stay);
 }
 async function load(signal, query, mine) {
-  const path = {curves: "/curves?", network: "/network?"}[tab], here = tab;
-  if (!path || loaded[here] === query) return;
-  $("network-text").textContent = "Being simulated; the first time the simulator is compiled …";
+  const here = tab, status = $(here + "-text");
+  if (!status || loaded[here] === query) return;
+  status.textContent = "Being simulated; the first time the simulator is compiled …";
   try {
-    const found = await get(path + query, signal);
+    const found = await get(`/${here}?${query}`, signal);
     if (mine !== asked) return;
     loaded[here] = query;
-    if (here === "curves") {
-      Charts.show($("rates"), found.figures.rates);
-      Charts.show($("hosts-figure"), found.figures.hosts);
-    } else {
-      $("network-text").textContent = found.text;
-      Charts.show($("fabric-figure"), found.figures.fabric);
-    }
+    for (const [id, figure] of Object.entries(found.figures)) Charts.show($(id + "-figure"), figure);
+    status.textContent = found.text;
     document.body.dataset[here] = query;
   } catch (error) {
-    if (error.name !== "AbortError") $("network-text").textContent = error.message;
+    if (error.name !== "AbortError") status.textContent = error.message;
   }
 }
 function select(name, focus) {
