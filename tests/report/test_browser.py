@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,6 +81,7 @@ class Made:
 def build(seed):
     return Made(seed)
 """
+BILL = bill_of("H100", 16, 2.5, Failures(3600.0, 0.0, 300.0, rate=1e9))
 SWEEP = """
 workloads = ["alexnet"]
 schedules = ["ddp", "fifo"]
@@ -102,8 +104,7 @@ def pages(comparison: Comparison, done: Simulated, tmp_path_factory: pytest.Temp
     }
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text, "utf-8")
-    bill = bill_of("H100", 16, 2.5, Failures(3600.0, 0.0, 300.0, rate=1e9))
-    recipes.page(SearchResult(searched(folder)[0], "dgx-h100:2", 16, bill=bill), folder / "search.html")
+    recipes.page(SearchResult(searched(folder)[0], "dgx-h100:2", 16, bill=BILL), folder / "search.html")
     for name, command in COMMANDS.items():
         ended = foretrain(*command, "--html", f"{name}.html", cwd=folder)
         assert ended.returncode == 0, ended.stderr
@@ -116,6 +117,19 @@ def test_every_command_that_writes_a_page_is_here():
     assert sorted(listed) == sorted(
         {"topology": "topology show", "lab": "lab compare"}.get(one, one) for one in FIGURES
     )
+
+
+def test_no_page_is_larger_than_800_kb(pages, tmp_path):
+    assert {name: path.stat().st_size for name, path in pages.items() if path.stat().st_size > 800_000} == {}
+    # Of a large search the page lists the best.
+    found = searched(tmp_path, exhaustive=True)[0]
+    many = found.candidates * 100
+    out = tuple(replace(one, status="invalid", reason="the script says no, " * 10) for one in many)
+    result = SearchResult(replace(found, candidates=(*many, *out)), "dgx-h100:2", 16, bill=BILL)
+    recipes.page(result, tmp_path / "large.html")
+    text = (tmp_path / "large.html").read_text("utf-8")
+    assert len(text.encode()) < 800_000
+    assert f"And {len(many) - 400:,} more, which <code>--json</code> writes, too." in text
 
 
 @pytest.mark.parametrize(("name", "figures"), FIGURES.items())

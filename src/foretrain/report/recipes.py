@@ -36,6 +36,8 @@ _RECIPE = 16
 """Least width of the column of recipes."""
 _BARS = 20
 """Recipes whose steps the page draws."""
+_MOST = 400
+"""Recipes with a forecast, and as many of those that are out, that the page lists: thousands would make it large."""
 _PARTS = {"compute": ("computation", BLUE), "exposed": ("exposed communication", ORANGE),
           "waiting": ("waiting for other ranks", GREY), "idle": ("waiting for the host", LINE)}  # fmt: skip
 """Of each account of a step its name and colour."""
@@ -50,7 +52,7 @@ def show(result: SearchResult) -> None:
     """Print the ranking, why the others are out, the winner's command line, and what the winner costs."""
     console, found = Console(highlight=False), result.found
     console.print(_ranking(result, console.width))
-    if more := len(listed(result)) - len(_first(result)):
+    if more := len(listed(result)) - len(_first(result, ROWS)):
         console.print(f"… and {_counted(more, 'recipe')} more (--html)")
     for line in search_lines(result):
         console.print(line, markup=False, soft_wrap=True)
@@ -87,7 +89,8 @@ def search_lines(result: SearchResult) -> Iterator[str]:
         yield "the budget was over before all was simulated: a better recipe may be among those not simulated whole"
     tied = indistinguishable(result)
     if tied:
-        yield f"cannot be told from the winner: {'; '.join(str(candidate.recipe) for candidate in tied)}"
+        more = f"; and {len(tied) - ROWS:,} more" if len(tied) > ROWS else ""
+        yield f"cannot be told from the winner: {'; '.join(str(candidate.recipe) for candidate in tied[:ROWS])}{more}"
     for status in ("memory", "invalid"):
         out = [candidate for candidate in found.candidates if candidate.status == status]
         for reason, count in Counter(candidate.reason for candidate in out).most_common(2):
@@ -297,10 +300,10 @@ def _is_yours(result: SearchResult, candidate: RecipeState) -> bool:
     return result.compared is not None and candidate.recipe.number == result.compared.recipe.number
 
 
-def _first(result: SearchResult) -> list[RecipeState]:
-    """Return the recipes that the terminal shows: the best, and the user's own where that is known."""
+def _first(result: SearchResult, most: int) -> list[RecipeState]:
+    """Return the ``most`` best recipes, and the user's own where that is known."""
     every = listed(result)
-    return [*every[:ROWS], *(one for one in every[ROWS:] if _is_yours(result, one))]
+    return [*every[:most], *(one for one in every[most:] if _is_yours(result, one))]
 
 
 def _ranking(result: SearchResult, width: int) -> Table:
@@ -310,7 +313,7 @@ def _ranking(result: SearchResult, width: int) -> Table:
         left_out = (*left_out, energy_column(result.found.winner.recipe.tokens))
     rows = [
         {name: cell for name, cell in cells(result, candidate).items() if name not in left_out}
-        for candidate in _first(result)
+        for candidate in _first(result, ROWS)
     ]
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in rows[0]:
@@ -376,7 +379,8 @@ def numbers(result: SearchResult) -> dict[str, Any]:
 def page(result: SearchResult, path: Path) -> None:
     """Write the page of a search to ``path``. MissingExtra without Jinja2."""
     winner, fronts = cells(result, result.found.winner), fronts_by_recipe(result)
-    rows = [cells(result, one, fronts[one.recipe.number]) for one in listed(result)]
+    shown = _first(result, _MOST)
+    rows = [cells(result, one, fronts[one.recipe.number]) for one in shown]
     out = [one for one in result.found.candidates if one.status in _OUT]
     others = len(indistinguishable(result))
     by = "" if result.goal == "step" else f" by {_GOALS[result.goal]}"
@@ -405,7 +409,8 @@ def page(result: SearchResult, path: Path) -> None:
         cards=cards,
         columns=list(rows[0]),
         rows=rows,
-        yours=[_is_yours(result, one) for one in listed(result)],
+        rows_left=len(listed(result)) - len(shown),
+        yours=[_is_yours(result, one) for one in shown],
         experts=result.experts,
         failures=[
             f"{one.recipe}, {drawn_loads(point.sigma, point.seed)}: {point.failure}"
@@ -413,7 +418,8 @@ def page(result: SearchResult, path: Path) -> None:
             for point in one.points
             if point.failure
         ],
-        out=[(str(one.recipe), f"{_OUT[one.status]}: {one.reason}") for one in out],
+        out=[(str(one.recipe), f"{_OUT[one.status]}: {one.reason}") for one in out[:_MOST]],
+        out_left=max(len(out) - _MOST, 0),
         command=shlex.join(result.command),
     )
     write_atomically(path, text)
@@ -455,7 +461,7 @@ def _per_tokens(shown: Sequence[RecipeState]) -> tuple[list[float], list[float],
 
 
 def _fronts(result: SearchResult) -> Figure:
-    """Draw a panel for each front, with all recipes as points."""
+    """Draw a panel for each front, with recipes as points: the best ones, and all that are on it."""
     shown, fronts = listed(result), pareto_fronts(result)
     _, times, unit = _per_tokens(shown)
     names = [str(one.recipe) for one in shown]
@@ -464,7 +470,7 @@ def _fronts(result: SearchResult) -> Figure:
     figure = Figure(380 * rows, rows=rows, columns=columns)
     for panel, one in enumerate(fronts, 1):
         for name, mode, color, chosen in (
-            ("all", "markers", BLUE, range(len(shown))),
+            ("all" if len(shown) <= _MOST else f"the best {_MOST}", "markers", BLUE, range(min(len(shown), _MOST))),
             ("what no other beats in both", "lines+markers", ORANGE, one.members),
         ):
             figure.add_scatter(
