@@ -18,6 +18,7 @@ from foretrain.explore import Explorer, Opened, Question, opened
 from foretrain.explore.answers import RESULTS, answer, network, over_rates, results
 from foretrain.live.simulate import Simulated
 from foretrain.report.findings import SimulationFindings, numbers
+from foretrain.workload import save
 from tests.report.conftest import simulated
 
 NOTHING = Opened()
@@ -75,6 +76,20 @@ def test_command_and_python_compute_the_same(capsys, tmp_path, tuned: bool, comp
     assert ("--no-tune" in found["command"]) == (not tuned)
     exec(found["python"], {})
     assert f"{found['seconds']['prophet'] * 1e3}"[:6] in capsys.readouterr().out
+    main([*shlex.split(found["command"])[1:], "--json", str(tmp_path / "found.json")])
+    runs = json.loads((tmp_path / "found.json").read_text())["runs"]
+    assert [run["iteration_time"] for run in runs] == list(found["seconds"].values())
+
+
+@pytest.mark.parametrize("compression", ["none", "fp16"])
+def test_command_and_python_of_a_recorded_workload_compute_the_same(capsys, tmp_path, compression: str):
+    path = tmp_path / "my job's workload.toml"
+    save(ft.workload.zoo("alexnet", batch=16), path)
+    source, model = opened(str(path))
+    question = Question(model=model, gpu="H100", batch=8, gpus=2, schedule="p3", compression=compression)
+    found = json.loads(answer(question, source))
+    exec(found["python"], {})
+    assert f"{found['seconds']['p3'] * 1e3}"[:6] in capsys.readouterr().out
     main([*shlex.split(found["command"])[1:], "--json", str(tmp_path / "found.json")])
     runs = json.loads((tmp_path / "found.json").read_text())["runs"]
     assert [run["iteration_time"] for run in runs] == list(found["seconds"].values())

@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import json
 import math
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -145,9 +146,10 @@ class Question:
 
     @property
     def cluster(self) -> str:
-        """Return the cluster in foretrain's notation."""
+        """Return the cluster in foretrain's notation; without a GPU for a recorded workload, which has its own times."""
         exchange = {"all_reduce": "", "ps_colocated": ",ps=colocated", "ps": f",ps={self.hosts}"}[self.engine]
-        return f"{self.hosts}x{self.gpus}x{self.gpu}@{self.rate:.6g}Gbps{exchange}"
+        gpu = "" if self.model == FILE else f"x{self.gpu}"
+        return f"{self.hosts}x{self.gpus}{gpu}@{self.rate:.6g}Gbps{exchange}"
 
     def query(self) -> str:
         """Return the question as a URL's query."""
@@ -159,7 +161,7 @@ class Question:
         assert isinstance(place, Cluster)
         if self.model == FILE:
             assert source.workload is not None
-            work, place = source.workload, dataclasses.replace(place, device=None)
+            work = source.workload
         else:
             work = _built(self.model, self.gpu, self.batch)
         kind = None if self.compression == "none" else self.compression
@@ -167,7 +169,7 @@ class Question:
 
     def command(self, source: Opened, *, tuned: bool) -> str:
         """Return the command line that computes the same, with the schedules' knobs searched or not."""
-        name = source.source if self.model == FILE else self.model
+        name = shlex.quote(source.source) if self.model == FILE else self.model
         batch = f" --batch {self.batch}" if self.batch and self.model != FILE else ""
         sent = "" if self.compression == "none" else f" --compression {self.compression}"
         schedules = "ddp" if self.schedule == "ddp" else f'ddp "{self.schedule}"'
