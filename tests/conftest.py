@@ -45,15 +45,15 @@ def restored_environment() -> Iterator[None]:
 
 
 @pytest.fixture
-def refused(capsys: pytest.CaptureFixture[str]) -> Callable[[Sequence[str]], str]:
-    """Runs a command that must end with status 2, and returns its message."""
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command that must end with status 2, or another, and returns its message."""
 
-    def run(arguments: Sequence[str]) -> str:
+    def run(arguments: Sequence[str], status: int = 2) -> str:
         from foretrain.cli import main
 
         with pytest.raises(SystemExit) as left:
             main(list(arguments))
-        assert left.value.code == 2
+        assert left.value.code == status
         message = capsys.readouterr().err
         assert not message.startswith("Traceback")
         return message

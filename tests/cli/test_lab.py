@@ -116,11 +116,11 @@ def test_wrong_input_is_named_with_its_remedy(arguments, words, refused):
 @pytest.mark.parametrize("command", [("up",), ("rate", "1Gbps"), ("exec", "0", "--", "true"), ("status",), ("down",)])
 def test_every_command_needs_root_and_iproute2(command, monkeypatch, refused):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert "a lab needs root" in refused(("lab", *command))
+    assert "a lab needs root" in refused(("lab", *command), status=1)
     if command[0] in ("up", "status", "down"):
         monkeypatch.setattr(os, "geteuid", lambda: 0)
         monkeypatch.setenv("PATH", "")
-        assert "apt-get install iproute2" in refused(("lab", *command))
+        assert "apt-get install iproute2" in refused(("lab", *command), status=1)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -149,5 +149,5 @@ def test_a_server_that_dies_too_often_is_named(tmp_path):
         "time.sleep(600)\n"
     )
     ended = run("--servers", 1, "--server-restarts", 0, "--", script)
-    assert ended.returncode == 2, ended.stderr
+    assert ended.returncode == 1, ended.stderr
     assert "server 0 at 127.0.0.1" in ended.stderr

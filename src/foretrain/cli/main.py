@@ -45,7 +45,7 @@ from foretrain.cli.simulate import simulate
 from foretrain.cli.sweep import grid, sweep
 from foretrain.cli.tolerance import tolerance
 from foretrain.cli.topology import collective, share
-from foretrain.errors import ConfigError, ForetrainError, unknown
+from foretrain.errors import ConfigError, ForetrainError, MissingExtra, RecordError, ScheduleError, unknown
 from foretrain.files import NO_ROOM, json_alone_on_stdout
 
 _GROUPS: Mapping[str, tuple[Callable[..., None] | tuple[str, ModuleType], ...]] = {
@@ -56,6 +56,8 @@ _GROUPS: Mapping[str, tuple[Callable[..., None] | tuple[str, ModuleType], ...]] 
     "More": (explore, ("lab", lab), catalog, completion),
 }
 """Commands as the overview shows them; one with commands of its own is a name and a module."""
+_OF_INPUT = (ConfigError, ScheduleError, RecordError, MissingExtra)
+"""Errors that the user mends in what was given or installed; after others the same command may succeed."""
 _HELP_WIDTH = "100"
 """Columns of help where stdout is no terminal."""
 
@@ -63,8 +65,8 @@ _HELP_WIDTH = "100"
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command.
 
-    Exits with 0; 1 when what was asked for did not work out, e.g. where the disk is full; 2 for a wrong input; 130 when
-    interrupted; 143 when terminated; and with a script's own status where one is run.
+    Exits with 0; 1 when what was asked for did not work out, e.g. where the disk is full; 2 for a wrong input or a
+    missing package; 130 when interrupted; 143 when terminated; and with a script's own status where one is run.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["help"]:
@@ -79,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_ROOM:
             _end_for_want_of_room(error.__cause__)
         sys.stderr.write(f"foretrain: {error}\n")
-        sys.exit(2)
+        sys.exit(2 if isinstance(error, _OF_INPUT) else 1)
     except KeyboardInterrupt:
         sys.stderr.write("foretrain: interrupted; no file was left half written\n")
         sys.exit(130)
