@@ -24,6 +24,7 @@ CASES = [
     ("compare alexnet --network ", {"ideal", "fluid", "packet", "auto"}),
     ("completion ", {"bash", "zsh", "fish"}),
     ("compare --sched", {"--schedules"}),
+    ("lab status --q", {"--quiet"}),
 ]
 NOTHING = ["help compare ", "help lab up ", "simulate --cluster H100 -- --"]
 

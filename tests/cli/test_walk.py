@@ -210,12 +210,14 @@ WITHOUT_JSON = {"server", "explore", "completion", "lab exec"}
 """Commands that print no results of their own."""
 
 
-def test_every_command_that_prints_results_takes_json(capsys):
+def test_every_command_that_prints_results_takes_json_and_quiet(capsys):
     found = set()
     for words in leaves(capsys):
         with pytest.raises(SystemExit, match="0"):
             main([*words, "--help"])
-        if "--json" in capsys.readouterr().out:
+        shown = capsys.readouterr().out
+        assert ("--json" in shown) == ("--quiet" in shown)
+        if "--json" in shown:
             found.add(" ".join(words))
     assert found == JSON.keys() | JSON_OF_LABS.keys()
     assert {" ".join(words) for words in leaves(capsys)} - found == WITHOUT_JSON

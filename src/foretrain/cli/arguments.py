@@ -65,6 +65,12 @@ NameText: TypeAlias = Annotated[str, named("NAME")]
 Folder: TypeAlias = Annotated[Path, named("FOLDER", Path)]
 JsonFile: TypeAlias = Annotated[Path | None, tyro.conf.arg(metavar="FILE|-")]
 """File that ``--json`` writes; - is stdout."""
+Quiet: TypeAlias = Annotated[
+    bool,
+    tyro.conf.FlagCreatePairsOff,
+    tyro.conf.arg(help="print nothing on standard output but what --json - asks for."),
+]
+"""``--quiet`` in the help of commands; `foretrain.cli.main` takes it from the command line before they see it."""
 WorkloadName: TypeAlias = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WORKLOAD")]
 ClusterName: TypeAlias = Annotated[str, tyro.conf.arg(metavar="CLUSTER")]
 

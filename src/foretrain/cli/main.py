@@ -25,6 +25,7 @@ from foretrain.cli import accuracy, lab, topology
 from foretrain.cli.arguments import (
     ARGUMENT_TYPES,
     RUN_SCRIPTS,
+    Quiet,
     leave_out_empty_defaults,
     name_script_in_usage,
     widen_piped_output,
@@ -198,6 +199,7 @@ def _deferred(command: Callable[..., None]) -> Any:
 
     @wraps(command)
     def call(*arguments: Any, **options: Any) -> Callable[[], None]:
+        options.pop("quiet", None)
         return partial(command, *arguments, **options)
 
     # Lines of an argument's description are joined, because tyro would break help where the source does.
@@ -205,7 +207,11 @@ def _deferred(command: Callable[..., None]) -> Any:
     # tyro would take the description, with its breaks, from the wrapped function.
     call.__annotations__ = get_type_hints(command, include_extras=True)
     made: Any = call
-    made.__signature__ = inspect.signature(command)
+    made.__signature__ = signature = inspect.signature(command)
+    if "json" in signature.parameters:
+        quiet = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Quiet)
+        made.__signature__ = signature.replace(parameters=[*signature.parameters.values(), quiet])
+        call.__annotations__["quiet"] = Quiet
     del made.__wrapped__
     return made
 

@@ -24,6 +24,7 @@ from foretrain.cli.arguments import (
     FaultText,
     Folder,
     JsonFile,
+    Quiet,
     TimeText,
     check_apart,
     check_writable,
@@ -121,6 +122,7 @@ class SearchOptions:
     store: Folder | None = None
     html: Path | None = None
     json: JsonFile = None
+    quiet: Quiet = False
     module: Annotated[bool, tyro.conf.arg(aliases=["-m"]), tyro.conf.FlagCreatePairsOff] = False
 
 

@@ -22,6 +22,7 @@ from foretrain.cli.arguments import (
     FaultText,
     FidelityOptions,
     JsonFile,
+    Quiet,
     ScheduleText,
     SizeText,
     check_writable,
@@ -118,6 +119,7 @@ class SimulateOptions:
     trace: Annotated[Path, named("FILE|FOLDER", Path)] | None = None
     html: Path | None = None
     json: JsonFile = None
+    quiet: Quiet = False
     module: Annotated[bool, tyro.conf.arg(aliases=["-m"]), tyro.conf.FlagCreatePairsOff] = False
     fidelity: tyro.conf.OmitArgPrefixes[FidelityOptions] = field(default_factory=FidelityOptions)
 
