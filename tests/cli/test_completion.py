@@ -74,7 +74,7 @@ def test_zsh_completes_the_commands_of_a_group(tmp_path, capsys):
         pytest.skip("no zsh on this machine: apt install zsh")
     main(["completion", "zsh"])
     file = tmp_path / "completion"
-    file.write_text(f"PS1=; autoload -U compinit && compinit -D -u\n{capsys.readouterr().out}")
+    file.write_text(f"PS1=\n{capsys.readouterr().out}")
     leader, follower = pty.openpty()
     environment = {"PATH": os.environ["PATH"], "TERM": "dumb", "HOME": str(tmp_path)}
     with subprocess.Popen(

@@ -14,13 +14,17 @@ import tyro
 
 Words = Mapping[str, Sequence[str]]
 """By the words before it, e.g. "lab up" or "compare --network", what a word may be."""
+_ZSH = """whence compdef > /dev/null || { autoload -U compinit && compinit -i; }
+autoload -U +X bashcompinit && bashcompinit
+"""
+"""What zsh needs before a function of bash completes; a new ~/.zshrc has no completion at all."""
 
 
 def completion(shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional]) -> None:
     """Print completion of commands and options for a shell.
 
     To be sourced. bash: foretrain completion bash >> ~/.bashrc; zsh: foretrain completion zsh >> ~/.zshrc; fish:
-    foretrain completion fish > ~/.config/fish/completions/foretrain.fish.
+    mkdir -p ~/.config/fish/completions; foretrain completion fish > ~/.config/fish/completions/foretrain.fish.
 
     Args:
         shell: the shell.
@@ -83,7 +87,7 @@ def _bash(found: Words, *, zsh: bool) -> str:
         return "'" + pattern.replace("*", "'*'") + "'"
 
     cases = "\n".join(f'    {"|".join(map(quoted, patterns))}) words="{words}" ;;' for patterns, words in _cases(found))
-    head = "autoload -U +X bashcompinit && bashcompinit\n" if zsh else ""
+    head = _ZSH if zsh else ""
     return f"""{head}_foretrain() {{
   local words="" before="" helping="" place=1 current="${{COMP_WORDS[COMP_CWORD]}}"
   while [ "$place" -lt "$COMP_CWORD" ]; do
