@@ -67,7 +67,7 @@ def name() -> Iterator[str]:
     if os.geteuid() != 0:
         pytest.skip("a lab needs root")
     if not shutil.which("ip") or not shutil.which("tc"):
-        pytest.skip("a lab needs iproute2")
+        pytest.skip("a lab needs iproute2: apt install iproute2")
     if subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine does not let us make network namespaces")
     name = f"t{secrets.token_hex(5)}"

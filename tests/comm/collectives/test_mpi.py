@@ -21,7 +21,7 @@ JOB = Path(__file__).with_name("mpi_job.py")
 def test_sums_of_ranks_that_mpiexec_starts(tmp_path):
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     if (mpiexec := shutil.which("mpiexec", path=path)) is None:
-        pytest.skip("needs mpiexec")
+        pytest.skip("needs mpiexec: pip install 'foretrain[mpi]'")
     environment = os.environ | {
         "FORETRAIN_ADDRESS": f"127.0.0.1:{free_port()}",
         "FORETRAIN_SECRET": secrets.token_hex(32),
