@@ -50,8 +50,8 @@ from foretrain.errors import ConfigError, ForetrainError, MissingExtra, RecordEr
 from foretrain.files import NO_ROOM, json_alone_on_stdout
 
 _GROUPS: Mapping[str, tuple[Callable[..., None] | tuple[str, ModuleType], ...]] = {
-    "Forecast": (compare, plan, what_if, grid, sweep, schedule, bound),
-    "Simulate": (simulate, search, calibrate, ("accuracy", accuracy)),
+    "Forecast": (compare, plan, what_if, grid, sweep, search, schedule, bound),
+    "Simulate": (simulate, calibrate, ("accuracy", accuracy)),
     "Train": (record, run, server, doctor),
     "Network": (("topology", topology), collective, share, tolerance),
     "More": (explore, ("lab", lab), catalog, completion),
