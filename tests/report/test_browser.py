@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -62,6 +63,15 @@ COMMANDS = {
     "tolerance": ("tolerance", "build.py:build", *_TOLERANCE),
 }
 """Kinds of page that a command writes here in a moment."""
+MADE_BY = {
+    "compare": "foretrain compare alexnet",
+    "simulate": "foretrain simulate -- 'my script.py'",
+    "search": "foretrain search --space space.toml -- train.py",
+    "topology": "foretrain topology show torus:3x3@1Gbps",
+    "lab": "foretrain lab compare alexnet",
+    **{name: shlex.join(["foretrain", *words, "--html", f"{name}.html"]) for name, words in COMMANDS.items()},
+}
+"""Command of each kind of page."""
 BUILD = """
 import torch
 
@@ -97,14 +107,15 @@ def pages(comparison: Comparison, done: Simulated, tmp_path_factory: pytest.Temp
     (folder / "build.py").write_text(BUILD)
     (folder / "sweep.toml").write_text(SWEEP)
     texts = {
-        "compare": comparison_page(comparison, "foretrain compare alexnet"),
-        "simulate": simulation_page(SimulationFindings(done, tokens=9000)),
-        "topology": topology_page(topology("torus:3x3@1Gbps")),
-        "lab": lab_page(measured(), "foretrain lab compare alexnet"),
+        "compare": comparison_page(comparison, MADE_BY["compare"]),
+        "simulate": simulation_page(SimulationFindings(done, tokens=9000), MADE_BY["simulate"]),
+        "topology": topology_page(topology("torus:3x3@1Gbps"), command=MADE_BY["topology"]),
+        "lab": lab_page(measured(), MADE_BY["lab"]),
     }
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text, "utf-8")
-    recipes.page(SearchResult(searched(folder)[0], "dgx-h100:2", 16, bill=BILL), folder / "search.html")
+    result = SearchResult(searched(folder)[0], "dgx-h100:2", 16, bill=BILL)
+    recipes.page(result, folder / "search.html", MADE_BY["search"])
     for name, command in COMMANDS.items():
         ended = foretrain(*command, "--html", f"{name}.html", cwd=folder)
         assert ended.returncode == 0, ended.stderr
@@ -197,7 +208,12 @@ def test_a_drag_zooms_a_double_click_shows_everything_and_chips_choose_schedules
     assert browser.execute_script(rows) < before
 
 
-def test_the_command_is_there_to_copy(browser, pages):
-    browser.get(pages["compare"].as_uri())
-    button = browser.find_element("css selector", "[data-copy]")
-    assert button.get_attribute("data-copy") == "foretrain compare alexnet"
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_click_copies_the_command_that_made_the_page(browser, pages, name: str):
+    browser.get(pages[name].as_uri())
+    browser.execute_script(
+        "Object.defineProperty(navigator, 'clipboard', {value: {writeText: async text => { window.copied = text; }}})"
+    )
+    browser.find_element("css selector", "header [data-copy]").click()
+    assert browser.execute_script("return window.copied") == MADE_BY[name]
+    assert browser.find_element("css selector", "header .command code").text == MADE_BY[name]

@@ -28,6 +28,7 @@ from foretrain.cli.arguments import (
     TimeText,
     check_apart,
     check_writable,
+    command_line,
     named,
     patience,
     script_of,
@@ -174,7 +175,7 @@ def _start(options: SearchOptions, script: Sequence[str]) -> None:
     widen_piped_output()
     show(result)
     if options.html is not None:
-        page(result, options.html)
+        page(result, options.html, command_line())
     if options.json is not None:
         write_json(options.json, numbers(result))
     for path in (options.json, options.html):

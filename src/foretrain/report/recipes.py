@@ -376,8 +376,8 @@ def numbers(result: SearchResult) -> dict[str, Any]:
     }
 
 
-def page(result: SearchResult, path: Path) -> None:
-    """Write the page of a search to ``path``. MissingExtra without Jinja2."""
+def page(result: SearchResult, path: Path, command: str = "") -> None:
+    """Write the page of a search to ``path``; ``command`` is shown to copy. MissingExtra without Jinja2."""
     winner, fronts = cells(result, result.found.winner), fronts_by_recipe(result)
     shown = _first(result, _MOST)
     rows = [cells(result, one, fronts[one.recipe.number]) for one in shown]
@@ -420,7 +420,8 @@ def page(result: SearchResult, path: Path) -> None:
         ],
         out=[(str(one.recipe), f"{_OUT[one.status]}: {one.reason}") for one in out[:_MOST]],
         out_left=max(len(out) - _MOST, 0),
-        command=shlex.join(result.command),
+        winner=shlex.join(result.command),
+        command=command,
     )
     write_atomically(path, text)
 
