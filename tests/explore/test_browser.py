@@ -12,11 +12,14 @@ import pytest
 
 import foretrain as ft
 from foretrain.explore import Explorer, Opened, Question, opened
+from foretrain.recipe_search import SearchResult
+from foretrain.report import recipes
 from foretrain.report.findings import SimulationFindings, numbers
 from foretrain.report.kineto import write_trace
 from foretrain.units import format_time
 from foretrain.workload import save, zoo
 from tests.browser import chromium, console, cut_texts, findings, overflow, resize
+from tests.recipe_search.test_strategy import searched
 from tests.report.conftest import simulated
 
 if TYPE_CHECKING:
@@ -151,6 +154,31 @@ def test_a_telephone_shows_every_text_of_a_figure_whole(page, tab: str):
     wait(page, f"[...document.querySelectorAll('#panel-{tab} canvas')].every(one => one.clientWidth < 390)")
     assert cut_texts(page) == []
     assert overflow(page) == 0
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("tab", ["schedule", "curves", "network"])
+def test_axe_has_no_serious_findings_in_any_tab(page, tab: str, dark: bool):
+    resize(page, 1280, dark=dark)
+    page.find_element("id", f"tab-{tab}").click()
+    if tab != "schedule":
+        shown(page, "rate=7.0", tab)
+    assert findings(page) == []
+
+
+@pytest.mark.parametrize("kind", ["simulation", "search"])
+def test_axe_has_no_serious_findings_in_a_tab_of_a_result(browser, tmp_path, kind: str):
+    path = tmp_path / "result.json"
+    if kind == "search":
+        found = recipes.numbers(SearchResult(searched(tmp_path / "search")[0], "dgx-h100:2", 16))
+    else:
+        found = numbers(SimulationFindings(simulated()))
+    path.write_text(json.dumps(found))
+    resize(browser, 1280)
+    with explored(browser, opened(str(path))[0], FIRST):
+        shown(browser, "rate=7.0")
+        assert browser.find_element("id", f"panel-{kind}").is_displayed()
+        assert findings(browser) == []
 
 
 def test_a_tuned_answer_has_the_tuned_command_page_and_trace(page):
