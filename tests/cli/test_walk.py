@@ -241,6 +241,15 @@ def test_json_stands_alone_on_stdout(command, tmp_path):
     assert key in json_of(command, arguments, cwd=tmp_path)
 
 
+@pytest.mark.process
+def test_json_of_run_says_how_each_model_went(tmp_path):
+    (tmp_path / "train.py").write_text(ADVISED)
+    (model,) = json_of("run", "--nproc 2 --schedule fifo -- train.py", cwd=tmp_path)["models"]
+    assert (model["model"], model["schedule"], model["reason"], model["steps"]) == ("Linear", "fifo", None, 12)
+    assert model["iteration_time"] == pytest.approx(model["optimum"] * (1 + model["gap"]))
+    assert model["forecast"] >= model["optimum"]
+
+
 def test_json_of_a_lab_stands_alone_on_stdout(name):
     for command, (arguments, key) in JSON_OF_LABS.items():
         assert key in json_of(command, arguments, "--name", name), command

@@ -100,8 +100,8 @@ class RunOptions:
         tune: search on, as the job runs, for the knobs that the schedule leaves open; the next run begins with them.
         advise: leave the script's DistributedDataParallel as it is, observe some steps, and say which bucket sizes and
             options would make it faster.
-        json: with --advise, write the advice's numbers, on the node of rank 0; with - what the script prints goes to
-            stderr.
+        json: write how each model's training went, or with --advise the advice's numbers, on the node of rank 0; with
+            - what the script prints goes to stderr.
         quiet: say neither which schedule was chosen nor how it went; only errors, warnings and advice.
         module: the script is a module's name, as with python -m.
     """
@@ -208,8 +208,6 @@ def _start(options: RunOptions, torchrun: Sequence[str], script: Sequence[str]) 
     if options.advise and (options.servers is not None or options.schedule or options.plan or options.tune):
         remedy = "leave out --schedule, --plan, --servers and --tune"
         raise ConfigError("advise", True, "observes PyTorch's own DistributedDataParallel", remedy)
-    if options.json is not None and not options.advise:
-        raise ConfigError("json", str(options.json), "is of no use without advice", "write --advise, too")
     check_writable(json=options.json)
     timeouts = Timeouts(_wait("timeout", options.timeout), _wait("patience", options.patience))
     from foretrain.launch.command import launch
@@ -224,7 +222,7 @@ def _start(options: RunOptions, torchrun: Sequence[str], script: Sequence[str]) 
         options.advise,
         options.quiet,
     )
-    with _advice_file(settings, options.json) as settings:
+    with _numbers_file(settings, options.json) as settings:
         status = launch(
             script,
             settings,
@@ -241,14 +239,14 @@ def _start(options: RunOptions, torchrun: Sequence[str], script: Sequence[str]) 
 
 
 @contextmanager
-def _advice_file(settings: LaunchSettings, path: Path | None) -> Iterator[LaunchSettings]:
+def _numbers_file(settings: LaunchSettings, path: Path | None) -> Iterator[LaunchSettings]:
     """Yield settings by which rank 0 writes a file; at the end write its numbers to ``path``, if that is given."""
     if path is None:
         yield settings
         return
-    with temporary_folder("foretrain-advice-") as folder:
-        told = folder / "advice.json"
-        yield replace(settings, advice=told)
+    with temporary_folder("foretrain-run-") as folder:
+        told = folder / "numbers.json"
+        yield replace(settings, numbers=told)
         if told.exists():  # on other nodes than rank 0's there is none
             write_json(path, json.loads(told.read_text("utf-8")))
 

@@ -48,7 +48,7 @@ class LaunchSettings:
         tune: whether knobs are searched as the job runs.
         advise: whether DistributedDataParallel stays as it is and is only observed, for advice.
         quiet: whether choices of schedules and the summary at the end are left out.
-        advice: file to which rank 0 writes the adviser's numbers as JSON, if any.
+        numbers: file to which rank 0 writes how each model went, or the adviser's numbers, as JSON, if any.
     """
 
     schedule: str = "bytescheduler"
@@ -58,7 +58,7 @@ class LaunchSettings:
     tune: bool = False
     advise: bool = False
     quiet: bool = False
-    advice: Path | None = None
+    numbers: Path | None = None
 
     @classmethod
     def of(
@@ -91,8 +91,8 @@ class LaunchSettings:
             flags += ["--transport", str(self.transport)]
         elif self.transport.backend is not None:
             flags += ["--backend", self.transport.backend]
-        if self.advice is not None:
-            flags += ["--advice", str(self.advice)]
+        if self.numbers is not None:
+            flags += ["--numbers", str(self.numbers)]
         switches = ["--tune"] * self.tune + ["--advise"] * self.advise + ["--quiet"] * self.quiet
         return ["--schedule", self.schedule, *flags, *switches]
 

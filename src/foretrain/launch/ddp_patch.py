@@ -69,9 +69,9 @@ class DdpPatch:
         finally:
             for line in () if self.settings.quiet else self._summary():
                 report(line)
-            if self.settings.advice is not None and reports():
-                advisers = [record.adviser for record in self._records if record.adviser is not None]
-                write_json(self.settings.advice, {"models": [adviser.to_dict() for adviser in advisers]})
+            if self.settings.numbers is not None and reports():
+                told = [record.adviser or record for record in self._records if record.steps or record.adviser]
+                write_json(self.settings.numbers, {"models": [one.to_dict() for one in told]})
 
     def _summary(self) -> list[str]:
         lines = [record.line() for record in self._records if record.steps]

@@ -44,7 +44,7 @@ from torch.optim import Optimizer
 from foretrain.comm.options import Compression
 from foretrain.errors import ConfigError
 from foretrain.plugins.torch.process_groups import prevent_destruction
-from foretrain.units import SECOND, format_time
+from foretrain.units import SECOND, Time, format_time, to_seconds
 
 if TYPE_CHECKING:
     from foretrain.comm.bounded.ledger import Ledger
@@ -124,6 +124,7 @@ class ModelRecord:
         self._last: float | None = None
         self._scheduled = False
         self._line: str | None = None
+        self._numbers: dict[str, Any] | None = None
         self._ledger: Ledger | None = None
         """Of the runtime that is closed."""
 
@@ -151,7 +152,7 @@ class ModelRecord:
     def end(self, error: BaseException | None = None) -> None:
         """Close the runtime; after an ``error`` without waiting for other ranks."""
         if self._line is None:
-            self._line = self._described()
+            self._line, self._numbers = self._described(), self._measured()
         if self.adviser is not None:
             self.adviser.close()
         attached, self.attached = self.attached, None
@@ -168,9 +169,32 @@ class ModelRecord:
         ledger = self.attached.ledger if self.attached is not None else self._ledger
         return described if ledger is None else f"{described}, {ledger.line()}"
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers for JSON, times in seconds; under PyTorch's own there is no schedule, and a reason."""
+        return self._numbers if self._numbers is not None else self._measured()
+
+    def _median(self) -> Time | None:
+        return round(statistics.median(self._intervals) * SECOND) if self._intervals else None
+
+    def _measured(self) -> dict[str, Any]:
+        median, attached = self._median(), self.attached
+        scheduled = attached if attached is not None and attached.schedule is not None else None
+        forecast = None if scheduled is None else scheduled.forecast
+        bound = None if scheduled is None else scheduled.bound
+        return {
+            "model": self.name,
+            "schedule": None if scheduled is None else str(scheduled.schedule),
+            "reason": self.reason,
+            "steps": self.steps,
+            "iteration_time": None if median is None else to_seconds(median),
+            "forecast": None if forecast is None else to_seconds(forecast),
+            "optimum": None if bound is None else to_seconds(bound.time),
+            "gap": None if median is None or bound is None else median / bound.time - 1,
+        }
+
     def _described(self) -> str:
         times = [f"{self.steps} step{'s' if self.steps != 1 else ''}"]
-        median = round(statistics.median(self._intervals) * SECOND) if self._intervals else None
+        median = self._median()
         if self.attached is None:
             if median is not None:
                 times.append(f"median {format_time(median)}")

@@ -27,6 +27,7 @@ from foretrain.comm.options import (
     UpdateLocation,
     as_transport,
 )
+from foretrain.files import write_json
 from foretrain.launch import NOT_ADVISED, LaunchSettings, session_used
 from foretrain.parent_death import end_with_parent
 
@@ -70,7 +71,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--advise", action="store_true")
     parser.add_argument("--quiet", action="store_true")
-    parser.add_argument("--advice", type=Path)
+    parser.add_argument("--numbers", type=Path)
     parser.add_argument("-m", "--module", action="store_true")
     # One argument, not two: between two of them argparse would drop a "--" that belongs to the script.
     parser.add_argument("script", nargs=argparse.REMAINDER)
@@ -85,7 +86,7 @@ def settings(options: argparse.Namespace) -> LaunchSettings:
     timeouts = Timeouts(options.timeout, options.patience)
     return LaunchSettings(
         *(options.schedule, options.compression, transport, timeouts, options.tune, options.advise, options.quiet),
-        options.advice,
+        options.numbers,
     )
 
 
@@ -120,8 +121,11 @@ class PatchOnImport(MetaPathFinder):
         line = "" if session_used() else "nothing was taken over: the script did not import torch; it ran as it is"
         if session_used() and self._settings.advise:
             line = NOT_ADVISED
-        if line and error is None and os.environ.get("RANK", "0") == "0":
-            sys.stderr.write(f"foretrain: {line}\n")
+        if os.environ.get("RANK", "0") == "0":
+            if line and error is None:
+                sys.stderr.write(f"foretrain: {line}\n")
+            if self._settings.numbers is not None:
+                write_json(self._settings.numbers, {"models": []})
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
