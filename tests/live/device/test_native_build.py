@@ -61,7 +61,9 @@ def test_what_was_installed_is_preferred_and_replaced_if_it_does_not_load(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = native_build._fingerprint(torch_version("the simulated GPU"))
-    installed, kept = (tmp_path / root / name / native_build._FILE for root in ("installed", "kept/foretrain/fakecuda"))
+    installed, kept = (
+        tmp_path / root / name / native_build._FILE for root in ("installed", "kept/foretrain/simulated_gpu")
+    )
     for path in (installed, kept):
         path.parent.mkdir(parents=True)
         path.write_text(path.parent.parent.name)
@@ -75,7 +77,7 @@ def test_what_was_installed_is_preferred_and_replaced_if_it_does_not_load(
 
     assert native_build.built() == installed
     monkeypatch.setattr(native_build, "_loaded", loaded)
-    assert native_build.load() == "fakecuda"
+    assert native_build.load() == "simulated_gpu"
     assert "GLIBC_2.36" in caplog.text
 
 

@@ -35,7 +35,7 @@ from foretrain.torch_version import require_simulable_torch, torch_folder, torch
 
 _log = logging.getLogger(__name__)
 
-NAME = "foretrain_fakecuda"
+NAME = "foretrain_simulated_gpu"
 _FILE = f"{NAME}.so"
 _SOURCES = Path(__file__).parent / "native"
 _PREBUILT = Path(__file__).parent / "prebuilt"
@@ -185,8 +185,8 @@ def headers() -> Path:
 
 def _cache() -> Path:
     if root := os.environ.get("XDG_CACHE_HOME"):
-        return Path(root, "foretrain", "fakecuda")
-    return Path(os.path.expanduser("~"), ".cache", "foretrain", "fakecuda")
+        return Path(root, "foretrain", "simulated_gpu")
+    return Path(os.path.expanduser("~"), ".cache", "foretrain", "simulated_gpu")
 
 
 def _writable(folder: Path) -> Path:

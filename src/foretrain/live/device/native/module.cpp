@@ -1,4 +1,4 @@
-// What Python sees of the device: module `foretrain_fakecuda`.
+// What Python sees of the device: module `foretrain_simulated_gpu`.
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 #include <torch/csrc/utils/pybind.h>
