@@ -332,8 +332,8 @@ class BoundedCollectives:
         code = list(KINDS).index(kind)
         serves, updates = self.rank == self.ranks, operation == "update"
         rescales = self._rescales if serves or not updates else 0
-        gate = 1 if serves and updates else -1
-        header = [length, code, count * item, memory, hint.slot, urgency, small, int(waits), rescales, gate]
+        update_stage = 1 if serves and updates else -1
+        header = [length, code, count * item, memory, hint.slot, urgency, small, int(waits), rescales, update_stage]
         return np.array(header + numbers, np.int64)
 
     def _finish_all(self) -> None:

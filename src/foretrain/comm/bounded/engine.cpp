@@ -48,7 +48,7 @@
 // Note [Pulls]. A server that updates parameters sends these back in place of sums, from an array of their own, and ranks
 // have one for what comes. A packet that is lost there is not zeroed: what was there before stays, and is vital in the
 // next pull of the same array, so that nothing is lost twice in a row. Between the sum and what is sent, the server's
-// operation stops at a gate, until Python has updated; others go on meanwhile.
+// operation is held until Python has updated; others go on meanwhile.
 //
 // Note [Own thread]. The engine answers peers in a thread that never takes Python's lock, which a training thread may
 // hold for milliseconds: TCP would answer them in the kernel.
@@ -193,7 +193,7 @@ struct PlanHeader {
     int64_t stages, kind, size, scratch, slot, traffic_class;
     int64_t small;  // thousandths of an array's packets that switches may drop, as their values are small; 0: all may
     int64_t waits, rescales;
-    int64_t gate;  // the stage that begins only when Python says so, or -1; see Note [Pulls]
+    int64_t update_stage;  // the stage that begins only when Python has updated, or -1; see Note [Pulls]
 };
 struct StageHeader {
     int64_t sends, receives, sums;
@@ -253,7 +253,7 @@ struct Operation {
     std::vector<int> receive_of;    // by stage and rank; -1 for none
     std::deque<Send> sends;
     int64_t stage = 0, waiting = 0, open_sends = 0, sum = 0, summed = 0;
-    bool held = false;              // at its gate
+    bool held = false;              // before its update stage
     std::vector<int64_t> lost;      // place, size, source of each gap
 
     const PlanHeader& header() const { return *reinterpret_cast<const PlanHeader*>(plan.data()); }
@@ -347,21 +347,21 @@ class Engine {
         return int64_t(losses_.size());
     }
 
-    // Waits for the next operation to be at its gate; returns its number, or -1 when no more will be.
-    int64_t next_gate() {
+    // Waits until an operation is held before its update stage; returns its number, or -1 when no more will be.
+    int64_t next_held() {
         std::unique_lock<std::mutex> lock(mutex_);
-        changed_.wait(lock, [this] { return !gated_.empty() || ended_; });
-        if (gated_.empty()) return -1;
-        int64_t number = gated_.front();
-        gated_.pop_front();
+        changed_.wait(lock, [this] { return !held_.empty() || ended_; });
+        if (held_.empty()) return -1;
+        int64_t number = held_.front();
+        held_.pop_front();
         return number;
     }
 
-    // Lets an operation go on that is at its gate.
-    void pass(uint32_t number) {
+    // Lets an operation go on that is held.
+    void resume(uint32_t number) {
         {
             std::lock_guard<std::mutex> lock(mutex_);
-            passing_.push_back(number);
+            resumed_.push_back(number);
         }
         wake();
     }
@@ -404,7 +404,7 @@ class Engine {
             now_ = now_ns();
             next_look_ = now_ + QUIET;
             bool moved = begin_submitted();
-            moved |= pass_gates();
+            moved |= resume_held();
             moved |= receive_all();
             moved |= read_links();
             moved |= advance();
@@ -470,11 +470,11 @@ class Engine {
         }
     }
 
-    bool pass_gates() {
+    bool resume_held() {
         std::vector<uint32_t> numbers;
         {
             std::lock_guard<std::mutex> lock(mutex_);
-            numbers.swap(passing_);
+            numbers.swap(resumed_);
         }
         for (uint32_t number : numbers) {
             Operation* op = find(number);
@@ -489,7 +489,7 @@ class Engine {
     void hold(Operation& op) {
         op.held = true;
         std::lock_guard<std::mutex> lock(mutex_);
-        gated_.push_back(op.number);
+        held_.push_back(op.number);
         changed_.notify_all();
     }
 
@@ -668,7 +668,7 @@ class Engine {
                 }
                 if (op.header().rescales) rescale(op);
                 moved = true;
-                if (op.stage + 1 == op.header().gate) {
+                if (op.stage + 1 == op.header().update_stage) {
                     hold(op);
                     break;
                 }
@@ -1454,8 +1454,8 @@ class Engine {
     std::deque<Early> early_;
     int64_t early_bytes_ = 0;
     std::deque<std::vector<int64_t>> finished_;
-    std::deque<uint32_t> gated_;
-    std::vector<uint32_t> passing_;
+    std::deque<uint32_t> held_;
+    std::vector<uint32_t> resumed_;
     std::vector<int64_t> losses_;
     std::condition_variable changed_;
     std::mutex closing_lock_;
@@ -1495,9 +1495,9 @@ EXPORTED int64_t foretrain_bounded_next(Engine* engine, int64_t* failed, const i
     return engine->next(failed, gaps);
 }
 
-EXPORTED int64_t foretrain_bounded_next_gate(Engine* engine) { return engine->next_gate(); }
+EXPORTED int64_t foretrain_bounded_next_held(Engine* engine) { return engine->next_held(); }
 
-EXPORTED void foretrain_bounded_pass(Engine* engine, int64_t number) { engine->pass(uint32_t(number)); }
+EXPORTED void foretrain_bounded_resume(Engine* engine, int64_t number) { engine->resume(uint32_t(number)); }
 
 EXPORTED void foretrain_bounded_close(Engine* engine) { engine->close(); }
 

@@ -213,16 +213,16 @@ class BoundedEngine:
             self._handle, plan.ctypes.data, len(plan), values.ctypes.data, back, *extents
         )
 
-    def next_gate(self) -> int | None:
-        """Wait until an operation is at its gate, and return its number, in the order of `submit`; None at the end."""
-        number = self._library.foretrain_bounded_next_gate(self._handle)
+    def next_held(self) -> int | None:
+        """Wait until an operation is held, and return its number, in the order of `submit`; None at the end."""
+        number = self._library.foretrain_bounded_next_held(self._handle)
         return None if number < 0 else number
 
-    def pass_gate(self, number: int) -> None:
-        """Let operation ``number`` go on, which is at its gate; do nothing once the engine is closed."""
+    def resume(self, number: int) -> None:
+        """Let operation ``number`` go on, which is held; do nothing once the engine is closed."""
         with self._closing:
             if not self._closed:
-                self._library.foretrain_bounded_pass(self._handle, number)
+                self._library.foretrain_bounded_resume(self._handle, number)
 
     def next(self, paths_changed: Callable[[], None] = lambda: None) -> list[Loss] | None:
         """Wait until the next operation is done, and return what it has lost; None once the engine is closed.

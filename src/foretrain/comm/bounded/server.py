@@ -277,10 +277,10 @@ class UpdateThreads:
             thread.join()
 
     def _run(self) -> None:
-        while (number := self._engine.next_gate()) is not None:
+        while (number := self._engine.next_held()) is not None:
             with self._lock:
                 self._updater.update(*self._expected.pop(number))
-            self._engine.pass_gate(number)
+            self._engine.resume(number)
 
     def _guarded(self, run: Callable[[], None]) -> None:
         try:

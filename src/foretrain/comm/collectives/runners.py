@@ -43,7 +43,7 @@ _SOURCES = _PACKAGE / "ring.cpp", _PACKAGE.parent / "bounded" / "engine.cpp", _P
 _HEADERS = (
     _PACKAGE / "sums.h",
     _PACKAGE.parent / "bounded" / "wire.h",
-    *(_PACKAGE.parent / "ps" / name for name in ("flights.h", "gmac.h", "shard.h")),
+    *(_PACKAGE.parent / "ps" / name for name in ("inflight.h", "gmac.h", "shard.h")),
 )
 _PREBUILT = _PACKAGE / "libring.so"
 # Not -march=native: a home may be shared by machines. Wide instructions are chosen when it runs. No contraction, or the
@@ -227,8 +227,8 @@ def _loaded(path: Path) -> ctypes.CDLL:
     library.foretrain_bounded_new.argtypes, library.foretrain_bounded_new.restype = [where] * 6, where
     library.foretrain_bounded_peer.argtypes = [where, number, where, number, number, where, where, where]
     library.foretrain_bounded_submit.argtypes = [where, where, number, where, where, *[where, number] * 2]
-    library.foretrain_bounded_next_gate.argtypes, library.foretrain_bounded_next_gate.restype = [where], number
-    library.foretrain_bounded_pass.argtypes = [where, number]
+    library.foretrain_bounded_next_held.argtypes, library.foretrain_bounded_next_held.restype = [where], number
+    library.foretrain_bounded_resume.argtypes = [where, number]
     library.foretrain_bounded_next.argtypes, library.foretrain_bounded_next.restype = [where] * 3, number
     library.foretrain_bounded_say_goodbye.argtypes = [where, number]
     library.foretrain_bounded_inject.argtypes = [where, where, where, number]

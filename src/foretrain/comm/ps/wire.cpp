@@ -17,7 +17,7 @@
 // Note [Served connections]. A server's owner may let the wire itself serve a worker: pushes go to the `Shard`, sums and
 // acknowledgements back, and the owner sees none of them. What is not regular goes to the owner, and so does everything
 // behind it on that connection, until the owner has seen it: messages keep their order. A worker's owner may let the wire
-// write sums to where they belong, see `Flights`; it sees which tasks have landed.
+// write sums to where they belong, see `InFlight`; it sees which tasks have landed.
 //
 // Note [Strangers]. Of a connection without a key no more is read than a handshake needs, and it is closed when it has
 // none after some seconds, or when too many wait; so it holds neither memory nor a place for longer. A connection with
@@ -49,7 +49,7 @@
 #include <utility>
 #include <vector>
 
-#include "flights.h"
+#include "inflight.h"
 #include "gmac.h"
 #include "shard.h"
 
@@ -127,7 +127,7 @@ struct Served {
 
 // A server whose sums are taken here.
 struct Taken {
-    std::shared_ptr<Flights> flights;
+    std::shared_ptr<InFlight> flights;
     int64_t aside;                      // connection for acknowledgements
     int64_t unacknowledged = 0, heard = 0;
 };
@@ -291,7 +291,7 @@ class Wire {
     }
 
     // Takes a server's sums from here on.
-    void take_values(int64_t main, int64_t aside, std::shared_ptr<Flights> flights) {
+    void take_values(int64_t main, int64_t aside, std::shared_ptr<InFlight> flights) {
         Lock lock(mutex_);
         if (Connection* c = find(main)) c->taken.reset(new Taken{flights, aside});
     }
@@ -652,7 +652,7 @@ class Wire {
         Taken& taken = *c.taken;
         if (header.kind == ALIVE) return taken.heard = now_ns(), true;
         if (header.kind != VALUE) return false;
-        Flights& flights = *taken.flights;
+        InFlight& flights = *taken.flights;
         std::lock_guard<std::mutex> lock(flights.mutex);
         std::vector<Item> items;
         if (!(header.flag & SEVERAL)) {
@@ -681,13 +681,13 @@ class Wire {
             const char* data = payload;
             payload += each.length;
             if (header.step != flights.step) continue;
-            const Flights::Part& part = flights.parts[each.part];
+            const InFlight::Part& part = flights.parts[each.part];
             int64_t task = part.task, start = part.offset + each.offset;
             flights.together = true;
             flights.acknowledge(task, start, start + each.size, finished);
             auto arrived = flights.arrive(task, start, start + each.size, finished);
             if (!each.length) flights.absent[task] = true;
-            for (const Flights::Span& span : arrived.first)
+            for (const InFlight::Span& span : arrived.first)
                 if (each.length) std::memcpy(flights.places[task] + span.start, data + (span.start - start), span.end - span.start);
             for (int64_t chunk : finished) tell(c.number, FINISHED, chunk);
             finished.clear();
@@ -1176,24 +1176,24 @@ EXPORTED int64_t foretrain_wire_put(Wire* wire, int64_t connection, int64_t part
 }
 EXPORTED int64_t foretrain_wire_heard(Wire* wire, int64_t connection) { return wire->heard(connection); }
 
-EXPORTED std::shared_ptr<Flights>* foretrain_flights_new(const int64_t* sizes, int64_t count) {
-    return new std::shared_ptr<Flights>(new Flights(std::vector<int64_t>(sizes, sizes + count)));
+EXPORTED std::shared_ptr<InFlight>* foretrain_inflight_new(const int64_t* sizes, int64_t count) {
+    return new std::shared_ptr<InFlight>(new InFlight(std::vector<int64_t>(sizes, sizes + count)));
 }
-EXPORTED void foretrain_flights_delete(std::shared_ptr<Flights>* flights) { delete flights; }
-EXPORTED void foretrain_flights_add(std::shared_ptr<Flights>* flights, int64_t chunk, int64_t task, int64_t start,
+EXPORTED void foretrain_inflight_delete(std::shared_ptr<InFlight>* flights) { delete flights; }
+EXPORTED void foretrain_inflight_add(std::shared_ptr<InFlight>* flights, int64_t chunk, int64_t task, int64_t start,
                                     int64_t end, int64_t pull) {
     std::lock_guard<std::mutex> lock((*flights)->mutex);
     (*flights)->add(chunk, task, start, end, pull);
 }
-// Returns how many chunks are finished; `foretrain_flights_finished` says which.
-EXPORTED int64_t foretrain_flights_acknowledge(std::shared_ptr<Flights>* flights, int64_t task, int64_t start,
+// Returns how many chunks are finished; `foretrain_inflight_finished` says which.
+EXPORTED int64_t foretrain_inflight_acknowledge(std::shared_ptr<InFlight>* flights, int64_t task, int64_t start,
                                                int64_t end) {
     std::lock_guard<std::mutex> lock((*flights)->mutex);
     (*flights)->acknowledge(task, start, end, (*flights)->finished);
     return int64_t((*flights)->finished.size());
 }
 // Returns how many ranges are new, `counts` how many chunks are finished and whether the task has landed.
-EXPORTED int64_t foretrain_flights_arrive(std::shared_ptr<Flights>* flights, int64_t task, int64_t start, int64_t end,
+EXPORTED int64_t foretrain_inflight_arrive(std::shared_ptr<InFlight>* flights, int64_t task, int64_t start, int64_t end,
                                           int64_t* counts) {
     std::lock_guard<std::mutex> lock((*flights)->mutex);
     auto found = (*flights)->arrive(task, start, end, (*flights)->finished);
@@ -1202,30 +1202,30 @@ EXPORTED int64_t foretrain_flights_arrive(std::shared_ptr<Flights>* flights, int
     return int64_t(found.first.size());
 }
 // Writes the finished chunks, which are then forgotten.
-EXPORTED void foretrain_flights_finished(std::shared_ptr<Flights>* flights, int64_t* chunks) {
+EXPORTED void foretrain_inflight_finished(std::shared_ptr<InFlight>* flights, int64_t* chunks) {
     std::lock_guard<std::mutex> lock((*flights)->mutex);
     std::copy((*flights)->finished.begin(), (*flights)->finished.end(), chunks);
     (*flights)->finished.clear();
 }
 // Writes the new ranges of the last arrival, or with `which` 1 and 2 all that was pushed and pulled and has not returned,
 // each as task, start, end and chunk; returns how many there are, also where there is no room for them.
-EXPORTED int64_t foretrain_flights_ranges(std::shared_ptr<Flights>* flights, int64_t which, int64_t* to, int64_t most) {
+EXPORTED int64_t foretrain_inflight_ranges(std::shared_ptr<InFlight>* flights, int64_t which, int64_t* to, int64_t most) {
     std::lock_guard<std::mutex> lock((*flights)->mutex);
     int64_t count = 0;
-    auto put = [&](int64_t task, const Flights::Span& span) {
+    auto put = [&](int64_t task, const InFlight::Span& span) {
         if (count++ < most) *to++ = task, *to++ = span.start, *to++ = span.end, *to++ = span.chunk;
     };
     if (which == 0) {
-        for (const Flights::Span& each : (*flights)->fresh) put(-1, each);
+        for (const InFlight::Span& each : (*flights)->fresh) put(-1, each);
     } else {
         const auto& tasks = (*flights)->out(which == 2);
         for (size_t task = 0; task < tasks.size(); ++task)
-            for (const Flights::Span& each : tasks[task]) put(int64_t(task), each);
+            for (const InFlight::Span& each : tasks[task]) put(int64_t(task), each);
     }
     return count;
 }
 // Lets wires write sums: each part's task, offset and size, and where each task's sum belongs.
-EXPORTED void foretrain_flights_place(std::shared_ptr<Flights>* flights, const int64_t* parts, int64_t count,
+EXPORTED void foretrain_inflight_place(std::shared_ptr<InFlight>* flights, const int64_t* parts, int64_t count,
                                       char* const* places, int64_t tasks) {
     std::lock_guard<std::mutex> lock((*flights)->mutex);
     (*flights)->parts.clear();
@@ -1233,15 +1233,15 @@ EXPORTED void foretrain_flights_place(std::shared_ptr<Flights>* flights, const i
     (*flights)->places.assign(places, places + tasks);
     (*flights)->absent.assign(tasks, false);
 }
-EXPORTED void foretrain_flights_begin(std::shared_ptr<Flights>* flights, int64_t step) {
+EXPORTED void foretrain_inflight_begin(std::shared_ptr<InFlight>* flights, int64_t step) {
     std::lock_guard<std::mutex> lock((*flights)->mutex);
     (*flights)->step = step, (*flights)->together = false;
     (*flights)->absent.assign((*flights)->absent.size(), false);
 }
-EXPORTED int64_t foretrain_flights_together(std::shared_ptr<Flights>* flights) {
+EXPORTED int64_t foretrain_inflight_together(std::shared_ptr<InFlight>* flights) {
     std::lock_guard<std::mutex> lock((*flights)->mutex);
     return (*flights)->together;
 }
-EXPORTED void foretrain_wire_take_values(Wire* wire, int64_t main, int64_t aside, std::shared_ptr<Flights>* flights) {
+EXPORTED void foretrain_wire_take_values(Wire* wire, int64_t main, int64_t aside, std::shared_ptr<InFlight>* flights) {
     wire->take_values(main, aside, *flights);
 }

@@ -385,15 +385,15 @@ def libraries() -> tuple[ctypes.CDLL, ctypes.PyDLL]:
     quick.foretrain_wire_keys.argtypes = [where, number, text, text, number]
     quick.foretrain_wire_give.argtypes = [where, number, where, number]
     quick.foretrain_wire_take_values.argtypes = [where, number, number, where]
-    quick.foretrain_flights_new.argtypes, quick.foretrain_flights_new.restype = [where, number], where
-    quick.foretrain_flights_delete.argtypes = quick.foretrain_flights_together.argtypes = [where]
-    quick.foretrain_flights_add.argtypes = [where, *[number] * 5]
-    quick.foretrain_flights_acknowledge.argtypes = [where, *[number] * 3]
-    quick.foretrain_flights_arrive.argtypes = [where, *[number] * 3, where]
-    quick.foretrain_flights_finished.argtypes = [where, where]
-    quick.foretrain_flights_ranges.argtypes = [where, number, where, number]
-    quick.foretrain_flights_place.argtypes = [where, where, number, where, number]
-    quick.foretrain_flights_begin.argtypes = [where, number]
+    quick.foretrain_inflight_new.argtypes, quick.foretrain_inflight_new.restype = [where, number], where
+    quick.foretrain_inflight_delete.argtypes = quick.foretrain_inflight_together.argtypes = [where]
+    quick.foretrain_inflight_add.argtypes = [where, *[number] * 5]
+    quick.foretrain_inflight_acknowledge.argtypes = [where, *[number] * 3]
+    quick.foretrain_inflight_arrive.argtypes = [where, *[number] * 3, where]
+    quick.foretrain_inflight_finished.argtypes = [where, where]
+    quick.foretrain_inflight_ranges.argtypes = [where, number, where, number]
+    quick.foretrain_inflight_place.argtypes = [where, where, number, where, number]
+    quick.foretrain_inflight_begin.argtypes = [where, number]
     quick.foretrain_wire_serve.argtypes = [where, number, number, where, *[number] * 5]
     quick.foretrain_wire_take_back.argtypes = [where, number, text, where, number]
     quick.foretrain_wire_put.argtypes = [where, *[number] * 6]
@@ -420,10 +420,10 @@ def libraries() -> tuple[ctypes.CDLL, ctypes.PyDLL]:
         quick.foretrain_wire_take_back,
         quick.foretrain_wire_put,
         quick.foretrain_wire_heard,
-        quick.foretrain_flights_acknowledge,
-        quick.foretrain_flights_arrive,
-        quick.foretrain_flights_ranges,
-        quick.foretrain_flights_together,
+        quick.foretrain_inflight_acknowledge,
+        quick.foretrain_inflight_arrive,
+        quick.foretrain_inflight_ranges,
+        quick.foretrain_inflight_together,
         quick.foretrain_shard_push,
         quick.foretrain_shard_pull,
         quick.foretrain_shard_deliveries,

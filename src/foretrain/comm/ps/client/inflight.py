@@ -45,7 +45,7 @@ class Arrived(NamedTuple):
 
 
 class InFlight:
-    """Bytes in flight of tasks of these ``sizes``, in C++ (flights.h); each byte is pushed, and returns, once a round.
+    """Bytes in flight of tasks of these ``sizes``, in C++ (inflight.h); each byte is pushed, and returns, once a round.
 
     Servers answer bytes as the last worker has pushed them, so that sums are cut otherwise than pushes. Duplicates,
     as after a connection broke, count once. A `foretrain.comm.ps.wire.Wire` may take sums itself, see `place`.
@@ -56,8 +56,8 @@ class InFlight:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._library, self._tasks = wire.libraries()[1], len(sizes)
-        self.native = self._library.foretrain_flights_new(numbers(sizes), len(sizes))
-        weakref.finalize(self, self._library.foretrain_flights_delete, self.native)
+        self.native = self._library.foretrain_inflight_new(numbers(sizes), len(sizes))
+        weakref.finalize(self, self._library.foretrain_inflight_delete, self.native)
         self._flights: dict[int, InFlightChunk] = {}
         """Chunks of this round, by the number that C++ knows."""
         self._counts = numbers([0, 0])
@@ -66,17 +66,17 @@ class InFlight:
         """Let wires write the sums of ``parts``, by number, to the addresses in ``places``, by task."""
         flat = [number for part in parts for number in (part.task, part.offset, part.size)]
         given = numbers(flat), len(flat) // 3, numbers(places), len(places)
-        self._library.foretrain_flights_place(self.native, *given)
+        self._library.foretrain_inflight_place(self.native, *given)
 
     def begin(self, step: int) -> None:
         """Begin round ``step``, when all sums of the one before have arrived; wires take no sums of others."""
         self._flights.clear()
-        self._library.foretrain_flights_begin(self.native, step)
+        self._library.foretrain_inflight_begin(self.native, step)
 
     @property
     def together(self) -> bool:
         """Return whether a wire has taken a sum of this round."""
-        return bool(self._library.foretrain_flights_together(self.native))
+        return bool(self._library.foretrain_inflight_together(self.native))
 
     def push(self, flight: InFlightChunk, task: int, start: int, end: int) -> None:
         """Note that these bytes of ``flight`` are pushed."""
@@ -88,12 +88,12 @@ class InFlight:
 
     def acknowledge(self, task: int, start: int, end: int) -> list[InFlightChunk]:
         """Note that a server has these bytes; return the chunks whose bytes servers now have completely."""
-        count = self._library.foretrain_flights_acknowledge(self.native, task, start, end)
+        count = self._library.foretrain_inflight_acknowledge(self.native, task, start, end)
         return self._finished(count) if count else []
 
     def arrive(self, task: int, start: int, end: int) -> Arrived:
         """Note that the sum of these bytes has arrived."""
-        new = self._library.foretrain_flights_arrive(self.native, task, start, end, self._counts)
+        new = self._library.foretrain_inflight_arrive(self.native, task, start, end, self._counts)
         finished, landed = self._counts
         ranges = [(low, high) for _, low, high, _ in self._ranges(0)] if new else []
         return Arrived(ranges, self._finished(finished), bool(landed))
@@ -118,11 +118,11 @@ class InFlight:
     def _add(self, flight: InFlightChunk, task: int, start: int, end: int, *, pull: bool) -> None:
         number = id(flight)
         self._flights[number] = flight
-        self._library.foretrain_flights_add(self.native, number, task, start, end, pull)
+        self._library.foretrain_inflight_add(self.native, number, task, start, end, pull)
 
     def _finished(self, count: int) -> list[InFlightChunk]:
         chunks = numbers([0] * count)
-        self._library.foretrain_flights_finished(self.native, chunks)
+        self._library.foretrain_inflight_finished(self.native, chunks)
         return [self._flights[chunk] for chunk in chunks]
 
     def _out(self, which: int) -> Iterator[tuple[int, ByteRange]]:
@@ -131,9 +131,9 @@ class InFlight:
 
     def _ranges(self, which: int) -> Iterator[Sequence[int]]:
         """Yield task, start, end and chunk of ranges, see wire.cpp."""
-        count = self._library.foretrain_flights_ranges(self.native, which, None, 0)
+        count = self._library.foretrain_inflight_ranges(self.native, which, None, 0)
         flat = numbers([0] * (4 * count))
-        self._library.foretrain_flights_ranges(self.native, which, flat, count)
+        self._library.foretrain_inflight_ranges(self.native, which, flat, count)
         return iter([flat[place : place + 4] for place in range(0, 4 * count, 4)])
 
 

@@ -14,7 +14,7 @@
 
 namespace {
 
-class Flights {
+class InFlight {
   public:
     struct Span {
         int64_t start, end, chunk;
@@ -23,7 +23,7 @@ class Flights {
         int64_t task, offset, size;
     };
 
-    explicit Flights(std::vector<int64_t> sizes)
+    explicit InFlight(std::vector<int64_t> sizes)
         : sizes_(sizes), left_(sizes), unacknowledged_(sizes.size()), pushed_(sizes.size()), pulled_(sizes.size()) {}
 
     // Notes that a chunk pushes, or pulls, these bytes.
