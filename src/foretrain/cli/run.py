@@ -100,8 +100,8 @@ class RunOptions:
         tune: search on, as the job runs, for the knobs that the schedule leaves open; the next run begins with them.
         advise: leave the script's DistributedDataParallel as it is, observe some steps, and say which bucket sizes and
             options would make it faster.
-        json: write how each model's training went, or with --advise the advice's numbers, on the node of rank 0; with
-            - what the script prints goes to stderr.
+        json: write how each model's training went, or with --advise the advice's numbers, on the node of rank 0; where
+            this is stdout, what the script prints goes to stderr.
         quiet: say neither which schedule was chosen nor how it went; only errors, warnings and advice.
         module: the script is a module's name, as with python -m.
     """
