@@ -146,7 +146,7 @@ class Question:
 
     @property
     def cluster(self) -> str:
-        """Return the cluster in foretrain's notation; without a GPU for a recorded workload, which has its own times."""
+        """Return the cluster in foretrain's notation, without a GPU for a recorded workload: its times are its own."""
         exchange = {"all_reduce": "", "ps_colocated": ",ps=colocated", "ps": f",ps={self.hosts}"}[self.engine]
         gpu = "" if self.model == FILE else f"x{self.gpu}"
         return f"{self.hosts}x{self.gpus}{gpu}@{self.rate:.6g}Gbps{exchange}"
