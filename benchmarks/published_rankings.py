@@ -143,16 +143,22 @@ def simulate_rankings(folder: Path) -> None:
     with ResultStore(folder, RunResult) as store, workers(None, "processes", None) as pool:
         missing = [one for one in asked.values() if one.id not in store.found]
         with searching() as progress, pool.results(run, missing) as results:
-            for done, outcome in enumerate(results):
-                store.add([outcome])
-                progress("published runs", done + 1, len(missing))
-        found = {name: store.found[one.id] for name, one in asked.items()}
+            try:
+                for done, outcome in enumerate(results):
+                    store.add([outcome])
+                    progress("published runs", done + 1, len(missing))
+            finally:  # interrupted, what is done is kept
+                keep({name: store.found[one.id] for name, one in asked.items() if one.id in store.found})
+
+
+def keep(found: dict[str, RunResult]) -> None:
+    """Write the accounts of runs; of those that have none, say why."""
     lines = []
     for name, outcome in sorted(found.items()):
         if outcome.account is None:
             print(f"{name}: {outcome.reason}")
-            continue
-        lines.append(f"{json.dumps(name)}: {msgspec.json.encode(rounded(outcome.account)).decode()}")
+        else:
+            lines.append(f"{json.dumps(name)}: {msgspec.json.encode(rounded(outcome.account)).decode()}")
     head = json.dumps({"date": str(datetime.date.today()), **machine()})[:-1]
     COMPARED.write_text(f'{head}, "accounts": {{\n' + ",\n".join(lines) + "\n}}\n", encoding="utf-8")
 
