@@ -53,7 +53,6 @@ def run(command: str, ranks: int) -> list[float]:
     ],
     ids=lambda value: value.partition(" --")[0] if isinstance(value, str) and ".py" in value else None,
 )
-@pytest.mark.smoke_case("megatron.py-3---pp 3 --vp 2")
 def test_layouts_train_the_same_model(model, ranks, layout):
     assert run(f"{model} {layout}", ranks) == pytest.approx(run(WHOLE.get(model, model), 1), abs=2e-5)
 

@@ -154,7 +154,11 @@ _WAYS = [(1, "ring"), (2, "halving_doubling"), (3, "ring"), (3, "transpose")]
 
 @pytest.mark.parametrize(
     ("schedule", "ranks", "over"),
-    [*(("bytescheduler", *way) for way in _WAYS), *(("dear", *way) for way in _WAYS), ("dear", 3, "ps")],
+    [
+        *(("bytescheduler", *way) for way in _WAYS),
+        *(("dear", *way) for way in _WAYS),
+        pytest.param("dear", 3, "ps", marks=pytest.mark.process),  # that of the server
+    ],
 )
 def test_nothing_is_lost_over_udp_without_tolerance(schedule, ranks, over):
     threads = set(threading.enumerate())

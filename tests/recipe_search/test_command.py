@@ -222,7 +222,6 @@ while True:
 """
 
 
-@pytest.mark.smoke
 def test_simulations_that_share_an_activated_device_forecast_what_one_alone_does(tmp_path: Path) -> None:
     _require_device()
     script = tmp_path / "train.py"

@@ -20,6 +20,7 @@ from tests.comm.bounded.relay import Network
 from tests.comm.collectives.test_ring import nothing_is_left_behind
 
 __all__ = ["nothing_is_left_behind"]
+pytestmark = pytest.mark.process  # that of the server
 
 RANKS, COUNT = 2, 100_000
 DATA = 0
@@ -111,6 +112,7 @@ def test_a_server_that_hangs_while_it_starts_is_killed_and_named(monkeypatch):
     ]
 
 
+@pytest.mark.smoke
 def test_rank_0_says_how_its_server_ended(caplog):
     with served(timeout=5.0) as members:
         members[0]._server._process.kill()
