@@ -28,7 +28,7 @@ def options(
     SIGTERM ends it as Ctrl-C does, so that labs and processes end with it."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="under 50 s")
+    parser.add_argument("--quick", action="store_true", help="under 50 s, if no time is named above")
     parser.add_argument("--full", action="store_true", help=full)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there")
     if more is not None:

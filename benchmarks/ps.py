@@ -3,8 +3,9 @@
 Hosts are network namespaces of this machine, workers, servers and bytes are real, computation is paced. Every schedule
 is compared with fifo, the servers without a scheduler, in interleaved rounds. Needs root.
 
---quick: the CPU of a message, also of a naive server's, ResNet-50 with a tenth of its bytes over one server, its links'
-use at 1 and 5 Gb/s.
+--quick: the CPU of a message, also of a naive server's, the links' use at 1 and 5 Gb/s, and the first cell of --full
+with three of its schedules; two minutes, because its steps are as long as there. Others' default knobs are left out, so
+that RESULT has no prophet_vs_p3_defaults and no prophet_vs_bytescheduler_defaults.
 --full: also a step of the links' rate; three models, three ratios of communication to computation and three set-ups
 with a part of the models' bytes, a fourth with all; two hours. --json FILE is written anew after every cell, and cells
 that it has are not measured again, so that --minutes may end a run and the next goes on; beside it is a picture
@@ -22,14 +23,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,8 @@ from measure import finish, machine, options, spread
 from rich.console import Console
 from rich.table import Table
 
-from foretrain.comm.ps.server.sums import Pushed, add_up
+from foretrain.comm.ps.placement import Declared, ShardPart
+from foretrain.comm.ps.server.shard import SumShard
 from foretrain.errors import ForetrainError
 from foretrain.files import write_atomically
 from foretrain.lab import Lab
@@ -48,7 +50,8 @@ from foretrain.launch.child_processes import ServerProcess, end_servers, server_
 from foretrain.launch.command import SECRET, SERVERS
 from foretrain.network.switch_cluster import MESSAGE
 from foretrain.report.timeline_plot import lanes_svg
-from foretrain.units import SECOND, parse_rate
+from foretrain.simulation import Run
+from foretrain.units import MILLISECOND, SECOND, Time, parse_rate
 
 SCRIPTS = Path(__file__).parent / "ps_scripts"
 MODELS = ("resnet50", "vgg16", "inception_v3")
@@ -68,8 +71,16 @@ FAST, SLOW = "1Gbps", "500Mbps"
 """The step of bandwidth: there and back."""
 CHUNK, GRADIENTS = 64 << 10, 25 << 20
 """Bytes of a message whose cost is measured, and of the gradients that each worker sends in such."""
+TURNS = 3
+"""Of our server's messages and a naive one's."""
 JUST = 5
 """Iterations after a step that are also judged by themselves."""
+TRACED = 12
+"""Iterations that are recorded of a traced cell."""
+WINDOW: Time = 50 * MILLISECOND
+"""In which an accelerator's busy time is counted."""
+LINKS = ("link", "policy", "operations")
+"""Parts of the distance to T* that a forecast has which leaves out the cores."""
 MOVED = 1.25
 """By so much, of the 2 that links change by, a plan must differ to count as made for the links after the step."""
 
@@ -110,7 +121,8 @@ class Cell:
     def plan(self) -> LabPlan:
         """What the hosts are asked."""
         place = {"hosts": self.setup.hosts, "rate": self.setup.rate, "servers": self.setup.servers}
-        how = {name: getattr(self, name) for name in ("iterations", "rounds", "warmup", "traced")} | {"seed": SEED}
+        how = {name: getattr(self, name) for name in ("iterations", "rounds", "warmup")}
+        how |= {"traced": TRACED * self.traced, "seed": SEED}
         one = experiment(self.model, **place, **how, schedules=self.schedules, ratio=self.ratio, size=self.size)
         return plan_of([one], **place)
 
@@ -123,7 +135,7 @@ class Found:
         results: cells, with what `LabResult.to_dict` says of each, and the date and machine of its measurement, which
             old cells may lack.
         pushes: by rate, of one server's link or of this machine without shaping.
-        sums: by type, how fast a server adds.
+        sum_rates: by type, bytes a second that one thread of a server takes and adds up.
         steps: by schedule, iterations over links whose rate changes.
         messages: CPU seconds of a small message.
         naive: the same of a server of NumPy and ZeroMQ.
@@ -132,7 +144,7 @@ class Found:
 
     results: list[tuple[Cell, dict[str, Any]]] = field(default_factory=list)
     pushes: dict[str, dict[str, Any]] = field(default_factory=dict)
-    sums: dict[str, Any] = field(default_factory=dict)
+    sum_rates: dict[str, float] = field(default_factory=dict)
     steps: dict[str, Any] = field(default_factory=dict)
     messages: dict[str, float] = field(default_factory=dict)
     naive: dict[str, float] = field(default_factory=dict)
@@ -140,9 +152,9 @@ class Found:
 
 
 def quick() -> list[Cell]:
-    """One set-up of two workers and a server, one model, no more samples of a schedule than a median needs."""
+    """The first cell of the grid, with no more schedules and samples than a comparison needs, in as many turns."""
     schedules = "fifo", "bytescheduler", "prophet"
-    return [Cell(Setup(2, 1, "1Gbps"), "resnet50", 1.0, 0.1, iterations=15, rounds=1, warmup=1, schedules=schedules)]
+    return [replace(full()[0], iterations=15, rounds=3, warmup=1, schedules=schedules, traced=False)]
 
 
 def full() -> list[Cell]:
@@ -165,7 +177,7 @@ def lab(setup: Setup, plan: LabPlan) -> Iterator[Lab]:
 
 
 def measured(cell: Cell, calibration: float, picture: Path | None = None) -> dict[str, Any]:
-    """All schedules of a cell, in turns; draws those that were traced."""
+    """All schedules of a cell, in turns; of a traced one also how busy accelerators were over time, and a picture."""
     plan = cell.plan()
     plan = LabPlan(**{name: getattr(plan, name) for name in LabPlan.__slots__} | {"calibration": calibration})
     last = time.monotonic()
@@ -178,11 +190,27 @@ def measured(cell: Cell, calibration: float, picture: Path | None = None) -> dic
 
     with lab(cell.setup, plan) as built:
         (result,) = conduct(plan, on(built, plan), progress)
-    if picture is not None and cell.traced:
-        runs = [one.runs[0] for name in ("fifo", "bytescheduler", "prophet") if (one := result.find(name)) and one.runs]
-        picture.write_text(lanes_svg(runs, width=860, title=f"{cell.model} over {cell.setup}, measured"))
     here = machine()
-    return {"date": here["date"], "machine": f"{here['cores']} cores, {here['cpu']}", **result.to_dict()}
+    found = {"date": here["date"], "machine": f"{here['cores']} cores, {here['cpu']}", **result.to_dict()}
+    if cell.traced:
+        traced = ((name, result.find(name)) for name in ("fifo", "bytescheduler", "prophet"))
+        runs = {name: one.runs[0] for name, one in traced if one and one.runs}
+        found["busy"] = {"window": WINDOW / SECOND, "shares": {name: shares(run) for name, run in runs.items()}}
+        if picture is not None:
+            title = f"{cell.model} over {cell.setup}, measured"
+            picture.write_text(lanes_svg([*runs.values()], width=860, title=title))
+    return found
+
+
+def shares(run: Run) -> list[float]:
+    """For how much of each `WINDOW` the first worker's accelerator computed, in all recorded iterations."""
+    begin = run.begins[0]
+    busy = [0] * ((run.begins[-1] - begin) // WINDOW)
+    for span in run.timeline:
+        start, end = max(0, span.start - begin), span.end - begin
+        for k in range(start // WINDOW, min(len(busy), -(-end // WINDOW))) if span.lane == "gpu" else ():
+            busy[k] += min(end, (k + 1) * WINDOW) - max(start, k * WINDOW)
+    return [each / WINDOW for each in busy]
 
 
 def kept(file: Path | None) -> Found:
@@ -195,7 +223,9 @@ def kept(file: Path | None) -> Found:
         asked = one.pop("cell")
         asked |= {"setup": Setup(**asked["setup"]), "schedules": tuple(asked["schedules"])}
         results.append((Cell(**asked), one))
-    return Found(results, **(details | {"failures": []}))
+    # Older files have what is measured no more.
+    known = {each.name for each in fields(Found)} - {"results", "failures"}
+    return Found(results, **{name: value for name, value in details.items() if name in known})
 
 
 # How near servers come to their links.
@@ -281,7 +311,6 @@ def messaged(steps: int) -> dict[str, float]:
 def naive(steps: int) -> dict[str, float]:
     """The same of the server of NumPy and ZeroMQ in ps_scripts/naive.py; nothing where there is no pyzmq."""
     if find_spec("zmq") is None:
-        print("a naive server: not measured, as there is no pyzmq; install foretrain[dev]")
         return {}
     script, count = str(SCRIPTS / "naive.py"), GRADIENTS // CHUNK
     asked = [str(CHUNK), str(count), str(steps)]
@@ -307,6 +336,13 @@ def naive(steps: int) -> dict[str, float]:
             process.wait()
     own = [median(each) / (2 * WORKERS * count) for each in told]
     return {"worker": sum(own[1:]), "server": own[0], "both": sum(own)}
+
+
+def in_turns(steps: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Both, in turns of so many steps, so that drift of the machine hits both alike: the medians of the turns."""
+    both = [(messaged(steps), naive(steps)) for _ in range(TURNS)]
+    ours, theirs = ({name: median(one[name] for one in each) for name in each[0]} for each in zip(*both, strict=True))
+    return ours, theirs
 
 
 def _moved(size: int, count: int) -> float:
@@ -343,46 +379,43 @@ def show_messages(one: dict[str, float]) -> None:
 
 def show_naive(naive: dict[str, float], ours: dict[str, float]) -> None:
     """A line."""
-    if naive and ours:
+    if not naive:
+        print("a naive server: not measured; it needs pyzmq: install foretrain[dev]")
+    elif ours:
         each = (f"{1e9 / CHUNK * one['both']:.2f} s/GB" for one in (naive, ours))
         print(f"CPU of workers and server: {' with a naive server of NumPy and ZeroMQ, '.join(each)} with ours")
 
 
-# Whether more threads should sum.
+# How fast a server adds.
 
 
-def summed(series: int) -> dict[str, Any]:
-    """Bytes a second that one thread adds up of two workers' messages, by type, and how many times as many two do."""
+def summed(series: int) -> dict[str, float]:
+    """Bytes a second that one thread takes of two workers' messages and adds up, by type.
+
+    A message is copied first, which those of a wire are not.
+    """
     random = np.random.default_rng(SEED)
-    out = [memoryview(bytearray(MESSAGE)) for _ in range(2)]
-    found: dict[str, Any] = {}
-    with ThreadPoolExecutor(2) as pool:
-        for dtype in ("float32", "float16", "bfloat16"):
-            # Bits of small numbers, in every type.
-            gradients = [memoryview((random.integers(0, 1 << 12, MESSAGE // 2) + 0x3C00).astype("<u2").tobytes())] * 2
-
-            def add(place: int, dtype: Any = dtype, gradients: Any = gradients) -> None:
-                for _ in range(32):
-                    add_up([[Pushed(0, each)] for each in gradients], 0, MESSAGE, dtype, out[place])
-
-            one, two = [], []
-            for _ in range(series):
-                began = time.perf_counter()
-                add(0)
-                between = time.perf_counter()
-                list(pool.map(add, range(2)))
-                one.append(between - began)
-                two.append((time.perf_counter() - between) / 2)
-            took, both = median(one[1:]), median(two[1:])
-            found[dtype] = {"bytes_per_second": 32 * 2 * MESSAGE / took, "two_threads": took / both}
+    found: dict[str, float] = {}
+    for dtype in ("float32", "float16", "bfloat16"):
+        # Bits of small numbers, in every type.
+        gradient = memoryview((random.integers(0, 1 << 12, MESSAGE // 2) + 0x3C00).astype("<u2").tobytes())
+        shard = SumShard([ShardPart(0, 0, 0, MESSAGE, 0)], [Declared("gradient", MESSAGE, dtype, 0)], 2)
+        times = []
+        for turn in range(series):
+            began = time.perf_counter()
+            for step in range(32 * turn, 32 * (turn + 1)):
+                for worker in range(2):
+                    shard.push(worker, 0, step, 0, MESSAGE, gradient)
+            times.append(time.perf_counter() - began)
+        found[dtype] = 32 * 2 * MESSAGE / median(times[1:])
     return found
 
 
-def show_sums(sums: dict[str, Any]) -> None:
+def show_sums(rates: dict[str, float]) -> None:
     """A line for all types."""
-    each = (f"{8e-9 * one['bytes_per_second']:.0f} Gb/s of {dtype}" for dtype, one in sums.items())
-    more = ", ".join(f"{one['two_threads']:.2f}" for one in sums.values())
-    print(f"one thread adds up {', '.join(each)} of two workers; two threads {more} times as many")
+    if rates:
+        each = (f"{8e-9 * rate:.0f} Gb/s of {dtype}" for dtype, rate in rates.items())
+        print(f"one thread of a server takes and adds up {', '.join(each)} of two workers")
 
 
 # What happens when links change.
@@ -450,10 +483,10 @@ def case(result: dict[str, Any], name: str) -> dict[str, Any] | None:
 
 
 def show(results: Sequence[tuple[Cell, dict[str, Any]]]) -> None:
-    """A line for every case, by set-up."""
+    """A line for every case, by set-up; "cores" is the part of T/T* that they cost, "error" the forecast's."""
     for setup, group in groupby(sorted(results, key=lambda both: str(both[0].setup)), key=lambda both: both[0].setup):
         table = Table(title=str(setup), title_justify="left", box=None, pad_edge=False)
-        heads = ("model", "R", "schedule", "ms [middle half]", "vs fifo", "T/T*", "forecast error", "idle", "link")
+        heads = ("model", "R", "schedule", "ms [middle half]", "vs fifo", "T/T*", "cores", "error", "idle", "link")
         for head in heads:
             table.add_column(head, no_wrap=True, justify="left" if head in ("model", "schedule") else "right")
         for cell, result in group:
@@ -470,21 +503,16 @@ def _columns(one: dict[str, Any]) -> tuple[str, ...]:
         spread([1e3 * time for part in one["rounds"] for time in part]),
         f"{one['vs_fifo']:.3f}",
         f"{1 + one['gap']:.3f}",
+        "" if one["losses"] is None else f"{one['losses']['cores']:.3f}",
         "" if one["forecast_error"] is None else f"{one['forecast_error']:+.1%}",
         "" if one["idle"] is None else f"{one['idle']:.0%}",
         "" if busiest is None else f"{busiest:.0%}",
     )
 
 
-def gains(
-    found: Found, over: str, ours: str = "prophet", ratios: Sequence[float] = RATIOS, rate: str = ""
-) -> list[float]:
-    """How many times as fast as ``over`` ``ours`` was, in cells of these ratios, and of this rate if one is given."""
-    pairs = [
-        (case(result, over), case(result, ours))
-        for cell, result in found.results
-        if cell.ratio in ratios and rate in ("", cell.setup.rate)
-    ]
+def gains(found: Found, over: str, ours: str = "prophet", ratios: Sequence[float] = RATIOS) -> list[float]:
+    """How many times as fast as ``over`` ``ours`` was, in cells of these ratios."""
+    pairs = [(case(result, over), case(result, ours)) for cell, result in found.results if cell.ratio in ratios]
     return [slow["median"] / fast["median"] for slow, fast in pairs if slow and fast]
 
 
@@ -511,6 +539,34 @@ def values(found: Found) -> dict[str, float]:
         if found.naive:
             numbers["cpu_vs_naive_server"] = found.naive["both"] / found.messages["both"]
     return numbers | ({"gap_to_optimum": max(gaps), "forecast_error_median": median(errors)} if gaps else {})
+
+
+def deviations(found: Found) -> dict[str, float]:
+    """How far off forecasts were that leave out the cores, as a job's own do: what `auto` must doubt over servers.
+
+    With knobs that are the best in simulation. ``rate``: all schedules of a cell are off alike, as on slower links; the
+    root mean square of the cells' medians. ``forecast``: each beside that, the median ÷ 0.67. ``overhead``: of the time
+    of the smallest messages between calibrations of a set-up, the largest.
+    """
+    cells, beside, small = [], [], defaultdict(list)
+    for cell, result in found.results:
+        for size, depth, seconds in result["calibration"]["samples"]:
+            if size == min(sample[0] for sample in result["calibration"]["samples"]):
+                small[cell.setup, depth].append(seconds)
+        off = [
+            math.log(one["median"] / (one["optimum"] * (1 + sum(one["losses"][part] for part in LINKS))))
+            for one in result["cases"]
+            if one.get("losses") and one["case"].isidentifier()
+        ]
+        if off:
+            cells.append(median(off))
+            beside += [abs(each - cells[-1]) for each in off]
+    spreads = [stdev(each) / fmean(each) for each in small.values() if len(each) > 1]
+    numbers = {"overhead": max(spreads)} if spreads else {}
+    if cells:
+        rate = math.sqrt(fmean(each**2 for each in cells))
+        numbers |= {"rate": rate, "forecast": median(beside) / 0.67}
+    return numbers
 
 
 def targets(found: Found) -> Iterator[tuple[str, float | None, str, Callable[[float], bool]]]:
@@ -554,7 +610,7 @@ def details(found: Found) -> dict[str, Any]:
     return {
         "cells": cells,
         "pushes": found.pushes,
-        "sums": found.sums,
+        "sum_rates": found.sum_rates,
         "messages": found.messages,
         "naive": found.naive,
         "steps": found.steps,
@@ -582,9 +638,13 @@ def main() -> None:
         if file:
             write_atomically(file, json.dumps({"partial": values(found), "details": details(found)}, indent=2) + "\n")
 
-    keep("messages", found.messages, lambda: found.messages.update(messaged(15 if brief else 40)))
+    def cost() -> None:
+        ours, theirs = in_turns(5 if brief else 15)
+        found.messages.update(ours)
+        found.naive.update(theirs)
+
+    keep("messages", found.messages, cost)
     show_messages(found.messages)
-    keep("naive server", found.naive, lambda: found.naive.update(naive(15 if brief else 40)))
     show_naive(found.naive, found.messages)
     for rate in ("1Gbps", FASTEST) if brief else RATES:
         have = rate in found.pushes
@@ -593,8 +653,8 @@ def main() -> None:
         free = "one host, not shaped"
         keep(free, found.pushes.get(free), lambda: found.pushes.update({free: pushed(None, 1, 5)}))
     show_pushes(found.pushes)
-    keep("sums", found.sums, lambda: found.sums.update(summed(4 if brief else 16)))
-    show_sums(found.sums)
+    keep("sums", found.sum_rates, lambda: found.sum_rates.update(summed(4 if brief else 16)))
+    show_sums(found.sum_rates)
     if not brief:
         keep("step", found.steps, lambda: found.steps.update(stepped(20, 0.25)))
         show_steps(found.steps)
@@ -603,6 +663,8 @@ def main() -> None:
     for cell in quick() if brief else full():
         keep(str(cell), cell in have, lambda cell=cell: found.results.append((cell, measured(cell, seconds, picture))))
     show(found.results)
+    if off := deviations(found):
+        print(f"standard deviations: {', '.join(f'{name} {share:.1%}' for name, share in off.items())}")
     for what, value, wanted, good in targets(found):
         told = "not measured" if value is None else f"{value:.3g} ({wanted}): {'met' if good(value) else 'not met'}"
         print(f"{what}: {told}")

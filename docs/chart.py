@@ -1,4 +1,4 @@
-"""Line chart as SVG: a logarithmic x axis, a linear y axis, a legend in the upper right corner."""
+"""Line chart as SVG: a logarithmic or linear x axis, a linear y axis, a legend in the upper right corner."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from foretrain.report.document import BLUE, FONT, GREY, INK, LINE, ORANGE
+from foretrain.report.release_plot import ticks
 
 Point = tuple[float, float]
 COLORS = (INK, BLUE, ORANGE, "#16a34a", "#7c3aed")
@@ -16,10 +17,10 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 400, 70, 24, 24, 60
 def svg(
     lines: Mapping[str, Sequence[Point]], *, x: str, y: str, xs: Point, ys: Point, rule: float | None = None
 ) -> str:
-    """Draw ``lines`` within ``xs`` and ``ys``; ``rule`` is an x to mark."""
+    """Draw ``lines`` within ``xs`` and ``ys``; ``rule`` is an x to mark. From 0 on the x axis is linear."""
 
     def place(point: Point) -> Point:
-        across = math.log(point[0] / xs[0]) / math.log(xs[1] / xs[0])
+        across = math.log(point[0] / xs[0]) / math.log(xs[1] / xs[0]) if xs[0] else point[0] / xs[1]
         up = (point[1] - ys[0]) / (ys[1] - ys[0])
         return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
 
@@ -29,7 +30,8 @@ def svg(
         f"<title>{escape(y)} over {escape(x)}</title>",
         '<rect width="100%" height="100%" fill="#ffffff"/>',
     ]
-    for tick in (tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10) if xs[0] <= tick <= xs[1]):
+    marks = (0.1, 0.2, 0.5, 1, 2, 5, 10) if xs[0] else ticks(xs[1])
+    for tick in (tick for tick in marks if xs[0] <= tick <= xs[1]):
         left, _ = place((tick, ys[0]))
         parts.append(f'<path d="M{left:.1f} {TOP}V{HEIGHT - BOTTOM}" stroke="{LINE}"/>')
         parts.append(_text(left, HEIGHT - BOTTOM + 18, f"{tick:g}", "middle"))

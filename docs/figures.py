@@ -116,7 +116,9 @@ def figures() -> Iterator[tuple[str, str]]:
     yield "cases.md", overview(comparisons)
     yield from gains()
     yield "sweep-columns.md", columns()
-    yield "servers.md", servers(json.loads(SERVERS.read_text(encoding="utf-8")))
+    measured = json.loads(SERVERS.read_text(encoding="utf-8"))
+    yield "servers.md", servers(measured)
+    yield from busy(measured)
     yield from lossy.tables(json.loads(BOUNDED.read_text(encoding="utf-8")))
     for name, command in COMMANDS.items():
         yield f"{name}.txt", output(command)
@@ -276,7 +278,24 @@ def servers(measured: Mapping[str, Any]) -> str:
             measured_on = ", ".join(one[key] for key in ("date", "machine") if key in one) or "–"
             rows.append(f"| {' | '.join([*what, *gains, optimum, idle, error, measured_on])} |")
         tables.append("\n".join(rows))
+    if any("busy" in one for one in cells):
+        how = "one worker's GPU, share of time in which it computes, in the first cell"
+        tables.append(f"```{{figure}} _figures/busy.svg\n:alt: {how}\n\n{how[0].upper()}{how[1:]}.\n```")
     return "\n\n".join(tables) + "\n"
+
+
+def busy(measured: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield how busy an accelerator was over time on real links, in the cell of which that was recorded, if any was."""
+    for cell in measured["details"]["cells"]:
+        if "busy" not in cell:
+            continue
+        window, shares = cell["busy"]["window"], cell["busy"]["shares"]
+        lines = {
+            name: [((place + 0.5) * window, share) for place, share in enumerate(each)] for name, each in shares.items()
+        }
+        end = window * max(map(len, shares.values()))
+        yield "busy.svg", chart.svg(lines, x="time (s)", y="GPU busy", xs=(0, end), ys=(0, 1))
+        return
 
 
 def _two_digits(value: float) -> str:

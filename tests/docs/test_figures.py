@@ -50,6 +50,16 @@ def test_the_table_of_servers_says_when_and_where_each_cell_was_measured():
     assert [line.split("|")[-2].strip() for line in table] == expected
 
 
+@pytest.mark.process  # as the one above
+def test_how_busy_gpus_were_is_drawn_where_it_was_recorded():
+    figures = module_at(DOCS / "figures.py")
+    measured = {"details": {"cells": [{}, {"busy": {"window": 0.5, "shares": {"fifo": [1, 0.5], "prophet": [1]}}}]}}
+    ((name, picture),) = figures.busy(measured)
+    assert name == "busy.svg"
+    assert all(text in picture for text in (">fifo<", ">prophet<", "GPU busy"))
+    assert not list(figures.busy({"details": {"cells": [{}]}}))
+
+
 def rows(page: str) -> list[str]:
     """Return the rows of a page's tables."""
     return [line for line in page.splitlines() if line.startswith("|")]

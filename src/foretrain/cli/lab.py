@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from foretrain.lab.messages import LabProgress
 
 HELP = "Build and use a small cluster on this machine. Needs root."
+_TRACED = 3
+"""Iterations of a case that a page or a trace shows."""
 
 
 def up(
@@ -380,7 +382,7 @@ def compare(
         "straggler": parse_share(straggler, "straggler"),
         "jitter": parse_share(jitter, "jitter"),
         "seed": seed,
-        "traced": html is not None or trace is not None,
+        "traced": _TRACED if html is not None or trace is not None else 0,
     }
     asked = experiment(model, hosts=hosts, rate=rate, servers=servers, **options)
     minutes = duration(plan_of((asked,), hosts=hosts, rate=rate, servers=servers, cores=cores)) / 60

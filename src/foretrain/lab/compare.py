@@ -158,7 +158,7 @@ def experiment(
     straggler: float = 0.0,
     jitter: float = 0.0,
     seed: int = 0,
-    traced: bool = False,
+    traced: int = 0,
 ) -> Experiment:
     """Return the validated experiment.
 
@@ -181,7 +181,7 @@ def experiment(
         straggler: share by which the last host is slower.
         jitter: share by which each layer's time varies.
         seed: of everything random.
-        traced: whether to record timelines.
+        traced: further iterations of every case to record.
     """
     links = plan_of(hosts=hosts, rate=rate, servers=servers).links
     if servers is not None and (buckets or half_hook):
@@ -288,7 +288,7 @@ def _expected(plan: LabPlan) -> Iterator[float]:
         compute = one.workload.compute if one.workload else one.step_time or SECOND
         size = one.workload.size if one.workload else _transformer_size()
         step = (1 + one.straggler) * compute / SECOND + plan.links.cost.time(size) / SECOND
-        steps = one.iterations + one.rounds * (one.warmup + 8) + (12 if one.traced else 0)
+        steps = one.iterations + one.rounds * (one.warmup + 8) + (one.traced + 9 if one.traced else 0)
         yield step * steps * len(one.cases)
 
 

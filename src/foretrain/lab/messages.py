@@ -74,7 +74,7 @@ class Experiment:
         jitter: share by which each layer's time varies.
         seed: of jitter, parameters and data.
         step_time: computing time of the real transformer's step, which determines its batch; None is a batch of 8.
-        traced: whether to record two further iterations of every case.
+        traced: further iterations of every case to record.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Experiment:
     jitter: float = 0.0
     seed: int = 0
     step_time: Time | None = None
-    traced: bool = False
+    traced: int = 0
 
 
 @dataclass(frozen=True, slots=True)

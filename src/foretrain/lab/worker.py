@@ -56,7 +56,6 @@ from foretrain.workload import Workload
 _RATE = 0.01
 """Learning rate of plain SGD: the optimizer that costs a CPU least, because on an accelerator it costs nothing."""
 _BATCH = 8
-_TRACED = 3
 
 
 def main(path: str) -> None:
@@ -167,7 +166,7 @@ class _Worker:
             self._warm(training, module, step, attached, experiment.warmup)
             computed = training.trace()
             first = len(attached.begins) if attached else 0
-            for _ in range(_TRACED + 1):
+            for _ in range(experiment.traced + 1):
                 self._iterate(training, module, step)
             begins = tuple(training.clock.begins)
             if attached:

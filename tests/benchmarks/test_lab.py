@@ -1,0 +1,38 @@
+"""The benchmark of the lab: what its RESULT line has of the real transformer."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from tests.examples.torchrun import ROOT
+from tests.processes import module_at
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
+    # Dataclasses look up the module that they are defined in.
+    monkeypatch.setitem(sys.modules, "lab", ModuleType("lab"))
+    return module_at(ROOT / "benchmarks" / "lab.py")
+
+
+def test_of_the_real_transformer_the_best_schedule_counts_and_auto_also_by_itself(benchmark):
+    speedups = {"bytescheduler": 0.98, "prophet": 1.04, "auto": 1.01}
+    result = SimpleNamespace(
+        experiment=SimpleNamespace(name="transformer", jitter=0, straggler=0, workload=None),
+        baseline="DDP",
+        best="prophet",
+        find=lambda name: name,
+        speedup=speedups.get,
+        measured=(),
+    )
+    numbers = benchmark.values([result])
+    assert numbers["transformer_vs_best_ddp"] == 1.04
+    assert numbers["transformer_auto_vs_best_ddp"] == 1.01
+    assert numbers["worst_vs_best_ddp"] == 0.98
+
+
+def test_the_full_grid_measures_the_real_transformer_under_auto(benchmark):
+    (cell,) = [cell for cell in benchmark.full() if cell.model == "transformer"]
+    assert "auto" in cell.options["schedules"]
