@@ -25,8 +25,10 @@ sys.path.insert(0, str(HERE / "accuracy"))
 
 from row_outcome import STEPS, device_of, stack_of  # noqa: E402, its folder is no package
 from rows import COMPUTED, Row, read  # noqa: E402
+from trust import SERVER  # noqa: E402
 
 from foretrain.cli.progress import searching  # noqa: E402
+from foretrain.device import forecast_range, preset  # noqa: E402
 from foretrain.experiments.execution import workers  # noqa: E402
 from foretrain.experiments.result_store import ResultStore  # noqa: E402
 from foretrain.recipe_search.comparison import ratio  # noqa: E402
@@ -121,7 +123,9 @@ def published() -> Iterator[Ranking]:
 def in_interval(slower: Published, faster: Published, accounts: dict[str, Account]) -> bool:
     """Return whether the measured ratio of two runs lies in the interval that a search tells of their comparison."""
     mine, other = accounts[slower.row.id], accounts[faster.row.id]
-    forecast, scale = ratio(mine, other), faster.row.tokens / slower.row.tokens
+    gpu, across = preset(device_of(slower.row)), slower.row.ranks > SERVER
+    forecast = ratio(mine, other, forecast_range(gpu, stack_of(slower.row), across))
+    scale = faster.row.tokens / slower.row.tokens
     return abs(slower.measured / faster.measured - forecast.value * scale) <= forecast.error * scale
 
 

@@ -440,12 +440,13 @@ def test_a_digest_knows_packages_modules_and_files_that_are_given(tmp_path: Path
 
 def test_the_comparison_of_recipes_is_closer_than_each_forecast() -> None:
     one, other = account(512, 2, 2, 1), account(512, 2, 2, 2)
-    compared = ratio(one, other)
-    apart = math.hypot(sigma(one) / one.time, sigma(other) / other.time)
+    compared = ratio(one, other, 0.1)
+    apart = math.hypot(sigma(one) / one.time, sigma(other) / other.time, 0.05, 0.05)
     assert compared.error / compared.value < 2 * apart
-    assert ratio(one, one).error == 0
-    assert ratio(one, one).value == 1
-    back = ratio(other, one)
+    assert compared.error > ratio(one, other, 0.0).error
+    assert ratio(one, one, 0.1).error == 0
+    assert ratio(one, one, 0.1).value == 1
+    back = ratio(other, one, 0.1)
     assert back.error / back.value == pytest.approx(compared.error / compared.value)
 
 

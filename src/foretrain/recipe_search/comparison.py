@@ -2,9 +2,10 @@
 
 # Note [Shared errors]
 Two recipes of one script on one cluster run the same kernels on the same GPU, and collectives over the same links. What
-the forecast gets wrong of those is wrong in both, and largely cancels in a comparison. The error of a recipe's step has
-a part that it shares with others of the same script and GPU, `SHARED` of its variance, and a part of its own. Of the
-shared part only the kernels and the exposed communication count that one recipe has more of than the other.
+the forecast gets wrong of those is wrong in both, and cancels in a comparison. The error of a recipe's step has a part
+that it shares with others of the same script and GPU, `SHARED` of its variance, and a part of its own. Of the shared
+part only the kernels and the exposed communication count that one recipe has more of than the other. The own part has
+that of the stack, too: by how much runs of a stack differ from their forecasts, published recipes of one model do.
 """
 
 from __future__ import annotations
@@ -56,8 +57,14 @@ def interval(account: Account, stack_range: float) -> tuple[float, float]:
     return account.time / width, account.time * width
 
 
-def ratio(mine: Account, other: Account) -> Ratio:
-    """Return the step's time of ``mine`` over that of ``other``; see Note [Shared errors]."""
+def ratio(mine: Account, other: Account, stack_range: float) -> Ratio:
+    """Return the step's time of ``mine`` over that of ``other``; see Note [Shared errors].
+
+    Args:
+        mine: account of a step of one recipe.
+        other: that of the other.
+        stack_range: of both, see `foretrain.live.forecast.Forecast`; two standard deviations.
+    """
     names = {*mine.kernels, *other.kernels}
     scale = max(_relative(mine), _relative(other))
     # Of a ratio, what is wrong by the same factor in both cancels: compare times as parts of their own step.
@@ -66,7 +73,7 @@ def ratio(mine: Account, other: Account) -> Ratio:
     ]
     exposed = EXCHANGE_SIGMA * (mine.exposed / mine.time - other.exposed / other.time)
     common = math.hypot(*differences, exposed)
-    own = math.hypot(sigma(mine) / mine.time, sigma(other) / other.time)
+    own = math.hypot(sigma(mine) / mine.time, sigma(other) / other.time, stack_range / 2, stack_range / 2)
     value = mine.time / other.time
     identical = mine == other
     error = 0.0 if identical else 2 * value * math.sqrt(SHARED * common**2 + (1 - SHARED) * own**2)

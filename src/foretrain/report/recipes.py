@@ -18,7 +18,7 @@ from foretrain.files import write_atomically
 from foretrain.live.imbalance import COUNT, drawn_loads
 from foretrain.recipe_search import SearchResult
 from foretrain.recipe_search.comparison import bound_by, front, interval, ratio, sigma, why_slower
-from foretrain.recipe_search.evaluation import Account
+from foretrain.recipe_search.evaluation import Account, RunResult
 from foretrain.recipe_search.expert_curve import ExpertCurve
 from foretrain.recipe_search.strategy import RecipeState
 from foretrain.report.document import BLUE, GREY, LINE, ORANGE, Card, Figure, document
@@ -174,10 +174,15 @@ def indistinguishable(result: SearchResult) -> list[RecipeState]:
 def objective_ratio(result: SearchResult, mine: RecipeState) -> tuple[float, float]:
     """Return what was minimised of a recipe over that of the winner, and half its interval: as uncertain as times."""
     winner = result.found.winner
-    times = ratio(account_of(mine), account_of(winner))
+    times = ratio(account_of(mine), account_of(winner), outcome_of(winner).stack_range)
     objective = result.found.objective
     value = objective(account_of(mine), mine.recipe) / objective(account_of(winner), winner.recipe)
     return value, times.error / times.value * value
+
+
+def outcome_of(candidate: RecipeState) -> RunResult:
+    """Return the outcome of a simulated recipe's whole run, or of a smaller one."""
+    return candidate.outcome or next(iter(candidate.pieces.values()))
 
 
 def _loses_by(result: SearchResult, loser: RecipeState) -> str:
@@ -264,7 +269,7 @@ def energy_column(tokens: float | None) -> str:
 def cells(result: SearchResult, candidate: RecipeState, fronts: Sequence[str] = ()) -> dict[str, str]:
     """Return a recipe's row, by the column's name; ``fronts`` are the names of those that it is on."""
     account, winner = account_of(candidate), result.found.winner
-    outcome = candidate.outcome or next(iter(candidate.pieces.values()))
+    outcome = outcome_of(candidate)
     value, error = objective_ratio(result, candidate)
     low, high = interval(account, outcome.stack_range)
     row = {
@@ -336,7 +341,7 @@ def numbers(result: SearchResult) -> dict[str, Any]:
         row: dict[str, Any] = {"values": one.recipe.values, "status": one.status, "reason": one.reason}
         if one.account is not None:
             value, error = objective_ratio(result, one)
-            outcome = one.outcome or next(iter(one.pieces.values()))
+            outcome = outcome_of(one)
             row |= {"seconds": one.account.time, "sigma": sigma(one.account), "memory": one.account.reserved}
             row["interval"] = interval(one.account, outcome.stack_range)
             row |= {"flops_per_gpu": one.account.flops / one.account.time, "tokens": one.recipe.tokens}
