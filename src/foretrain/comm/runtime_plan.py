@@ -149,7 +149,8 @@ def runtime_plan(
     else:
         cost = control.cost(profile.crowding / 1000)
         cluster = cluster_of(cost, control.ranks) if control.ranks > 1 else None
-    job = Job.of(workload, cost, separate=measure is not None)
+    beside = cluster is not None and cluster.exchange == "ps_colocated"
+    job = Job.of(workload, cost, separate=measure is not None, beside=beside)
     # Rank 0 chooses for all: floating point may differ in the last digit between machines.
     tuner, saved, text = None, None, b""
     if control.rank == 0:

@@ -139,6 +139,7 @@ class Job:
         backward: Σ of all layers.
         cost: of one exchange.
         separate: whether each worker has a scheduler of its own, as over a parameter server.
+        beside: whether such servers are on the workers' hosts, and so share their links.
     """
 
     tasks: tuple[Task, ...]
@@ -149,9 +150,10 @@ class Job:
     backward: Time
     cost: CostModel
     separate: bool = False
+    beside: bool = False
 
     @classmethod
-    def of(cls, workload: Workload, cost: CostModel, *, separate: bool = False) -> Job:
+    def of(cls, workload: Workload, cost: CostModel, *, separate: bool = False, beside: bool = False) -> Job:
         """Return the job of ``workload`` on a network of ``cost``."""
         gradients = workload.gradients
         order = sorted(range(len(gradients)), key=lambda i: (gradients[i].layer, i))
@@ -169,6 +171,7 @@ class Job:
             backward=workload.backward,
             cost=cost,
             separate=separate,
+            beside=beside,
         )
 
     @property

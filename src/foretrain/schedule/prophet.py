@@ -43,8 +43,11 @@ the same bytes in the same order lose only by how much the last is late. So the 
 does on a link that is as the cost model says, with gradients that come when they are expected.
 
 Departing from the order costs more than waiting for it, unless the link would be idle. So a chunk whose turn it is not
-is sent only when nothing is under way. A link that is faster than planned idles more often than one that is slower, and
-so the plan is for a slightly slower one.
+is sent only when nothing is under way.
+
+A link that workers share with servers on their own hosts carries what the servers send when these have it, and so what
+a worker pushes takes longer at times. The plan is for a slightly slower link there: one that is faster than planned
+idles, and a slower one does not.
 """
 
 from __future__ import annotations
@@ -64,8 +67,8 @@ from foretrain.schedule.window import Window
 from foretrain.tasks import Action, Chunk, Done, Event, Piece, Priorities, Ready, Start, StepBegin, Wake, WakeAt
 from foretrain.units import Time
 
-_MARGIN = 1.1
-"""Factor by which the plan takes the link to be slower than expected."""
+_SHARED = 1.1
+"""Factor by which the plan takes a link that workers share with servers to be slower than expected."""
 _NOTCHES = 4
 """A link that has changed is planned for in steps of the fourth root of 2, so that workers find the same."""
 _STEPS = 3
@@ -324,6 +327,7 @@ class PlannedOrder:
 
     def __init__(self, job: Job, plan: Callable[[Job], Sequence[Chunk]]) -> None:
         self._job, self._plan = job, plan
+        self._margin = _SHARED if job.beside else 1.0
         self._slowness = 1.0
         """Of the link that is planned for, but for the margin."""
         self._recent: deque[float] = deque(maxlen=_STEPS)
@@ -370,8 +374,8 @@ class PlannedOrder:
             self._adopt()
 
     def _adopt(self) -> None:
-        cost = _slowed(self._job.cost, _MARGIN * self._slowness)
-        self._chunks = self._plan(replace(self._job, cost=cost, separate=False))
+        cost = _slowed(self._job.cost, self._margin * self._slowness)
+        self._chunks = self._plan(replace(self._job, cost=cost, separate=False, beside=False))
         tasks = [{piece.task for piece in chunk.pieces} for chunk in self._chunks]
         self._tasks_of = [len(each) for each in tasks]
         self._chunks_of: list[list[int]] = [[] for _ in self._job.tasks]

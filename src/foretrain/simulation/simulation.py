@@ -110,7 +110,8 @@ def job_on(workload: Workload, where: Place) -> Job:
     """Return the scheduler's view of ``workload`` on ``where``."""
     if not isinstance(workload, Workload):
         raise ConfigError("workload", workload, "is no workload", "write e.g. ft.workload.zoo('vgg16')")
-    return Job.of(workload, where.cost, separate=isinstance(where, Cluster) and where.exchange != "all_reduce")
+    exchange = where.exchange if isinstance(where, Cluster) else "all_reduce"
+    return Job.of(workload, where.cost, separate=exchange != "all_reduce", beside=exchange == "ps_colocated")
 
 
 def bound(workload: Workload, where: str | Place) -> Bound:
