@@ -286,6 +286,29 @@ def optimizer_state_of_fsdp1() -> None:
     print(json.dumps({"rank": dist.get_rank(), "state": sorted(state)}))
 
 
+def test_a_check_on_rank_0_of_what_all_ranks_will_save_begins_again_with_all(tmp_path: Path) -> None:
+    """Megatron-LM's dist_checkpointing.save does so (`validate_sharding_integrity`), and others do not wait for it."""
+
+    def script() -> None:
+        from torch.distributed.checkpoint.state_dict_saver import save
+        from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+
+        rank, world = dist.get_rank(), dist.get_world_size()
+        offsets = [None] * world
+        dist.all_gather_object(offsets, rank)
+        accesses = torch.bincount(torch.tensor(offsets), minlength=world)
+        if rank == 0 and not torch.all(accesses == 1):
+            raise RuntimeError(f"Invalid access pattern: {accesses}")
+        rows = torch.ones(1, 64, device="cuda")
+        weight = DTensor.from_local(rows, init_device_mesh("cuda", (world,)), [Shard(0)])
+        save({"weight": weight}, checkpoint_id=sys.argv[1])
+
+    ended = simulate("dgx-h100:1,ranks=0-3", script, tmp_path / "saved")
+    assert ended.numbers["live"] == [0, 1, 2, 3]
+    assert "starting again with 4 live ranks" in ended.err
+    assert len(list((tmp_path / "saved").glob("*.distcp"))) == 4
+
+
 def test_the_optimizer_state_of_fsdp1_is_gathered_with_all_ranks_live() -> None:
     ended = simulate("dgx-h100:1,ranks=0-3", optimizer_state_of_fsdp1)
     assert ended.numbers["live"] == [0, 1, 2, 3]
