@@ -127,7 +127,7 @@ struct Served {
 
 // A server whose sums are taken here.
 struct Taken {
-    std::shared_ptr<InFlight> flights;
+    std::shared_ptr<InFlight> inflight;
     int64_t aside;                      // connection for acknowledgements
     int64_t unacknowledged = 0, heard = 0;
 };
@@ -291,9 +291,9 @@ class Wire {
     }
 
     // Takes a server's sums from here on.
-    void take_values(int64_t main, int64_t aside, std::shared_ptr<InFlight> flights) {
+    void take_values(int64_t main, int64_t aside, std::shared_ptr<InFlight> inflight) {
         Lock lock(mutex_);
-        if (Connection* c = find(main)) c->taken.reset(new Taken{flights, aside});
+        if (Connection* c = find(main)) c->taken.reset(new Taken{inflight, aside});
     }
 
     // Takes a message that the owner has got, as if it had not; returns whether it could.
@@ -652,8 +652,8 @@ class Wire {
         Taken& taken = *c.taken;
         if (header.kind == ALIVE) return taken.heard = now_ns(), true;
         if (header.kind != VALUE) return false;
-        InFlight& flights = *taken.flights;
-        std::lock_guard<std::mutex> lock(flights.mutex);
+        InFlight& inflight = *taken.inflight;
+        std::lock_guard<std::mutex> lock(inflight.mutex);
         std::vector<Item> items;
         if (!(header.flag & SEVERAL)) {
             items.push_back({header.part, header.offset, header.size, length});
@@ -666,8 +666,8 @@ class Wire {
         }
         int64_t left = length;
         for (const Item& each : items) {
-            bool known = each.part >= 0 && each.part < int64_t(flights.parts.size());
-            if (!known || each.offset < 0 || each.size <= 0 || each.offset > flights.parts[each.part].size - each.size ||
+            bool known = each.part >= 0 && each.part < int64_t(inflight.parts.size());
+            if (!known || each.offset < 0 || each.size <= 0 || each.offset > inflight.parts[each.part].size - each.size ||
                 (each.length && each.length != each.size) || each.length > left)
                 return false;
             left -= each.length;
@@ -680,20 +680,20 @@ class Wire {
         for (const Item& each : items) {
             const char* data = payload;
             payload += each.length;
-            if (header.step != flights.step) continue;
-            const InFlight::Part& part = flights.parts[each.part];
+            if (header.step != inflight.step) continue;
+            const InFlight::Part& part = inflight.parts[each.part];
             int64_t task = part.task, start = part.offset + each.offset;
-            flights.together = true;
-            flights.acknowledge(task, start, start + each.size, finished);
-            auto arrived = flights.arrive(task, start, start + each.size, finished);
-            if (!each.length) flights.absent[task] = true;
+            inflight.together = true;
+            inflight.acknowledge(task, start, start + each.size, finished);
+            auto arrived = inflight.arrive(task, start, start + each.size, finished);
+            if (!each.length) inflight.absent[task] = true;
             for (const InFlight::Span& span : arrived.first)
-                if (each.length) std::memcpy(flights.places[task] + span.start, data + (span.start - start), span.end - span.start);
+                if (each.length) std::memcpy(inflight.places[task] + span.start, data + (span.start - start), span.end - span.start);
             for (int64_t chunk : finished) tell(c.number, FINISHED, chunk);
             finished.clear();
             if (arrived.second) {
                 tell(c.number, LANDED, task);
-                late_.back().length = !flights.absent[task];
+                late_.back().length = !inflight.absent[task];
             }
         }
         return true;
@@ -1179,69 +1179,69 @@ EXPORTED int64_t foretrain_wire_heard(Wire* wire, int64_t connection) { return w
 EXPORTED std::shared_ptr<InFlight>* foretrain_inflight_new(const int64_t* sizes, int64_t count) {
     return new std::shared_ptr<InFlight>(new InFlight(std::vector<int64_t>(sizes, sizes + count)));
 }
-EXPORTED void foretrain_inflight_delete(std::shared_ptr<InFlight>* flights) { delete flights; }
-EXPORTED void foretrain_inflight_add(std::shared_ptr<InFlight>* flights, int64_t chunk, int64_t task, int64_t start,
+EXPORTED void foretrain_inflight_delete(std::shared_ptr<InFlight>* inflight) { delete inflight; }
+EXPORTED void foretrain_inflight_add(std::shared_ptr<InFlight>* inflight, int64_t chunk, int64_t task, int64_t start,
                                     int64_t end, int64_t pull) {
-    std::lock_guard<std::mutex> lock((*flights)->mutex);
-    (*flights)->add(chunk, task, start, end, pull);
+    std::lock_guard<std::mutex> lock((*inflight)->mutex);
+    (*inflight)->add(chunk, task, start, end, pull);
 }
 // Returns how many chunks are finished; `foretrain_inflight_finished` says which.
-EXPORTED int64_t foretrain_inflight_acknowledge(std::shared_ptr<InFlight>* flights, int64_t task, int64_t start,
+EXPORTED int64_t foretrain_inflight_acknowledge(std::shared_ptr<InFlight>* inflight, int64_t task, int64_t start,
                                                int64_t end) {
-    std::lock_guard<std::mutex> lock((*flights)->mutex);
-    (*flights)->acknowledge(task, start, end, (*flights)->finished);
-    return int64_t((*flights)->finished.size());
+    std::lock_guard<std::mutex> lock((*inflight)->mutex);
+    (*inflight)->acknowledge(task, start, end, (*inflight)->finished);
+    return int64_t((*inflight)->finished.size());
 }
 // Returns how many ranges are new, `counts` how many chunks are finished and whether the task has landed.
-EXPORTED int64_t foretrain_inflight_arrive(std::shared_ptr<InFlight>* flights, int64_t task, int64_t start, int64_t end,
+EXPORTED int64_t foretrain_inflight_arrive(std::shared_ptr<InFlight>* inflight, int64_t task, int64_t start, int64_t end,
                                           int64_t* counts) {
-    std::lock_guard<std::mutex> lock((*flights)->mutex);
-    auto found = (*flights)->arrive(task, start, end, (*flights)->finished);
-    (*flights)->fresh = found.first;
-    counts[0] = int64_t((*flights)->finished.size()), counts[1] = found.second;
+    std::lock_guard<std::mutex> lock((*inflight)->mutex);
+    auto found = (*inflight)->arrive(task, start, end, (*inflight)->finished);
+    (*inflight)->fresh = found.first;
+    counts[0] = int64_t((*inflight)->finished.size()), counts[1] = found.second;
     return int64_t(found.first.size());
 }
 // Writes the finished chunks, which are then forgotten.
-EXPORTED void foretrain_inflight_finished(std::shared_ptr<InFlight>* flights, int64_t* chunks) {
-    std::lock_guard<std::mutex> lock((*flights)->mutex);
-    std::copy((*flights)->finished.begin(), (*flights)->finished.end(), chunks);
-    (*flights)->finished.clear();
+EXPORTED void foretrain_inflight_finished(std::shared_ptr<InFlight>* inflight, int64_t* chunks) {
+    std::lock_guard<std::mutex> lock((*inflight)->mutex);
+    std::copy((*inflight)->finished.begin(), (*inflight)->finished.end(), chunks);
+    (*inflight)->finished.clear();
 }
 // Writes the new ranges of the last arrival, or with `which` 1 and 2 all that was pushed and pulled and has not returned,
 // each as task, start, end and chunk; returns how many there are, also where there is no room for them.
-EXPORTED int64_t foretrain_inflight_ranges(std::shared_ptr<InFlight>* flights, int64_t which, int64_t* to, int64_t most) {
-    std::lock_guard<std::mutex> lock((*flights)->mutex);
+EXPORTED int64_t foretrain_inflight_ranges(std::shared_ptr<InFlight>* inflight, int64_t which, int64_t* to, int64_t most) {
+    std::lock_guard<std::mutex> lock((*inflight)->mutex);
     int64_t count = 0;
     auto put = [&](int64_t task, const InFlight::Span& span) {
         if (count++ < most) *to++ = task, *to++ = span.start, *to++ = span.end, *to++ = span.chunk;
     };
     if (which == 0) {
-        for (const InFlight::Span& each : (*flights)->fresh) put(-1, each);
+        for (const InFlight::Span& each : (*inflight)->fresh) put(-1, each);
     } else {
-        const auto& tasks = (*flights)->out(which == 2);
+        const auto& tasks = (*inflight)->out(which == 2);
         for (size_t task = 0; task < tasks.size(); ++task)
             for (const InFlight::Span& each : tasks[task]) put(int64_t(task), each);
     }
     return count;
 }
 // Lets wires write sums: each part's task, offset and size, and where each task's sum belongs.
-EXPORTED void foretrain_inflight_place(std::shared_ptr<InFlight>* flights, const int64_t* parts, int64_t count,
+EXPORTED void foretrain_inflight_place(std::shared_ptr<InFlight>* inflight, const int64_t* parts, int64_t count,
                                       char* const* places, int64_t tasks) {
-    std::lock_guard<std::mutex> lock((*flights)->mutex);
-    (*flights)->parts.clear();
-    for (const int64_t* part = parts; count--; part += 3) (*flights)->parts.push_back({part[0], part[1], part[2]});
-    (*flights)->places.assign(places, places + tasks);
-    (*flights)->absent.assign(tasks, false);
+    std::lock_guard<std::mutex> lock((*inflight)->mutex);
+    (*inflight)->parts.clear();
+    for (const int64_t* part = parts; count--; part += 3) (*inflight)->parts.push_back({part[0], part[1], part[2]});
+    (*inflight)->places.assign(places, places + tasks);
+    (*inflight)->absent.assign(tasks, false);
 }
-EXPORTED void foretrain_inflight_begin(std::shared_ptr<InFlight>* flights, int64_t step) {
-    std::lock_guard<std::mutex> lock((*flights)->mutex);
-    (*flights)->step = step, (*flights)->together = false;
-    (*flights)->absent.assign((*flights)->absent.size(), false);
+EXPORTED void foretrain_inflight_begin(std::shared_ptr<InFlight>* inflight, int64_t step) {
+    std::lock_guard<std::mutex> lock((*inflight)->mutex);
+    (*inflight)->step = step, (*inflight)->together = false;
+    (*inflight)->absent.assign((*inflight)->absent.size(), false);
 }
-EXPORTED int64_t foretrain_inflight_together(std::shared_ptr<InFlight>* flights) {
-    std::lock_guard<std::mutex> lock((*flights)->mutex);
-    return (*flights)->together;
+EXPORTED int64_t foretrain_inflight_together(std::shared_ptr<InFlight>* inflight) {
+    std::lock_guard<std::mutex> lock((*inflight)->mutex);
+    return (*inflight)->together;
 }
-EXPORTED void foretrain_wire_take_values(Wire* wire, int64_t main, int64_t aside, std::shared_ptr<InFlight>* flights) {
-    wire->take_values(main, aside, *flights);
+EXPORTED void foretrain_wire_take_values(Wire* wire, int64_t main, int64_t aside, std::shared_ptr<InFlight>* inflight) {
+    wire->take_values(main, aside, *inflight);
 }
