@@ -388,7 +388,7 @@ def test_what_ranks_have_lost_is_collected_from_those_that_come_to_the_end():
 
 def test_halving_and_doubling_needs_a_power_of_two():
     for error in on_ranks(3, train, "fifo", ft.BoundedLoss(over="halving_doubling")):
-        assert "transport.over: 'halving_doubling' needs a power of two of ranks, not 3" in str(error)
+        assert "over: 'halving_doubling' needs a power of two of ranks, not 3" in str(error)
 
 
 @pytest.mark.parametrize("schedule", ["fifo", "prophet"])

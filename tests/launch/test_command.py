@@ -162,6 +162,10 @@ def test_secrets_that_are_refused(started, tmp_path, capsys, content, mode, mess
         ("run --servers 1 --transport bounded -- train.py", "transport: 'bounded' is for all-reduce"),
         ("run --over ring -- train.py", "over: 'ring' is of no use without bounded loss"),
         ("run --transport bounded --over ring -- train.py", "over: 'ring' is said by --transport, too"),
+        (
+            "run --nproc 3 --tolerance 0.01 --over halving_doubling -- train.py",
+            "over: 'halving_doubling' needs a power of two of ranks, not 3",
+        ),
         ("run --transport ps -- train.py", "transport: 'ps' is not bounded loss; write e.g. 'bounded(tolerance=0.01)'"),
         ("run --transport bounded(ends=soon) -- train.py", "transport: 'ends' is unknown"),
         ("run --consistency async -- train.py", "consistency: 'async' is of no use to all-reduce"),

@@ -228,6 +228,12 @@ class BoundedLoss:
             if not isinstance(value := getattr(self, name), int) or isinstance(value, bool) or value < 0:
                 raise ConfigError(name, value, "is no number", "write 0 or more")
 
+    def check_ranks(self, ranks: int) -> None:
+        """Raise ConfigError if the algorithm cannot sum what so many ranks have."""
+        if self.over == "halving_doubling" and ranks & (ranks - 1):
+            problem = f"needs a power of two of ranks, not {ranks}"
+            raise ConfigError("over", self.over, problem, "write over='transpose' or 'ring'")
+
     def _check_updates(self) -> None:
         """Raise ConfigError for what cannot be where a server updates."""
         remedy = "or updates='workers'"

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("foretrain")
 
-_ONE_SECRET = (
-    f"give all nodes the same {SECRET} (or foretrain run --secret-file), made with: openssl rand -hex {SECRET_SIZE}; "
-    "or give it to none, and the ranks agree on one"
+_SAME_SECRET = (
+    f"give all nodes the same {SECRET} (or foretrain run --secret-file), made with: openssl rand -hex {SECRET_SIZE}"
 )
+_ONE_SECRET = f"{_SAME_SECRET}; or give it to none, and the ranks agree on one"
 _UNASSIGNED = ("192.0.2.1", 9), ("2001:db8::1", 9)
 """Addresses that no host has (RFC 5737, RFC 3849): their routes are the default routes."""
 ADDRESS = "FORETRAIN_ADDRESS"
@@ -118,7 +118,7 @@ def join(member: Membership, timeout: float) -> dict[int, Link]:
     if member.ranks == 1:
         return {}
     if (secret := _secret()) is None:
-        raise ConfigError(SECRET, "", "is not set, and ranks refuse each other without it", _ONE_SECRET)
+        raise ConfigError(SECRET, "", "is not set, and ranks refuse each other without it", _SAME_SECRET)
     host, port = member.address
     if member.rank:
         return {0: connect(member.address, secret, member.rank, timeout)}
@@ -250,9 +250,7 @@ def _connect_bounded(
     from foretrain.comm.bounded.server_state import ServerState
     from foretrain.comm.collectives import connect_peers
 
-    if transport.over == "halving_doubling" and control.ranks & (control.ranks - 1):
-        problem = f"needs a power of two of ranks, not {control.ranks}"
-        raise ConfigError("transport.over", transport.over, problem, "write over='transpose' or 'ring'")
+    transport.check_ranks(control.ranks)
     # Packets of another set of sockets, of this job or of one before, have other keys.
     fresh = proof(secret, "foretrain bounded", control.share(secrets.token_bytes(NONCE_SIZE)))
     rank, ranks, gather, server = control.rank, control.ranks, control.gather, None
@@ -366,4 +364,4 @@ def secret_for_servers(control: ControlPlane) -> bytes:
     """Return the job's secret, which its servers have, too; ConfigError, on all ranks, if there is none."""
     if given := common_secret(control):
         return given
-    raise ConfigError(SECRET, "", "is not set, and servers refuse workers without it", _ONE_SECRET)
+    raise ConfigError(SECRET, "", "is not set, and servers refuse workers without it", _SAME_SECRET)

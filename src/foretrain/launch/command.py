@@ -85,6 +85,8 @@ def launch(
     elif run.parse_min_max_nnodes(job.nnodes)[1] == 1 and not elsewhere:
         os.environ[SECRET] = secrets.token_hex(SECRET_SIZE)
     if job.nnodes in ("1", "1:1"):
+        if isinstance(settings.transport, BoundedLoss):
+            settings.transport.check_ranks(run.determine_local_world_size(job.nproc_per_node))
         os.environ.setdefault(ADDRESS, f"127.0.0.1:{free_port()}")
     # A restarted job would read the addresses of dead ranks from the store of its last run (pytorch#135712): with stock
     # DDP on gloo every second restart failed.

@@ -47,7 +47,6 @@ from foretrain.plugins.torch.process_groups import prevent_destruction
 from foretrain.units import SECOND, Time, format_time, to_seconds
 
 if TYPE_CHECKING:
-    from foretrain.comm.bounded.ledger import Ledger
     from foretrain.launch import LaunchSettings
     from foretrain.launch.ddp_adviser import DdpAdviser
     from foretrain.plugins.torch.attached_model import AttachedModel
@@ -125,8 +124,6 @@ class ModelRecord:
         self._scheduled = False
         self._line: str | None = None
         self._numbers: dict[str, Any] | None = None
-        self._ledger: Ledger | None = None
-        """Of the runtime that is closed."""
 
     def tick(self) -> None:
         """Record the beginning of a step."""
@@ -156,18 +153,14 @@ class ModelRecord:
         if self.adviser is not None:
             self.adviser.close()
         attached, self.attached = self.attached, None
-        if attached is not None:
-            self._ledger = attached.ledger
         if attached is not None and error is not None:
             attached.__exit__(type(error), error, error.__traceback__)
         elif attached is not None:
             attached.close()
 
     def line(self) -> str:
-        """Return a line with schedule, steps, median, gap from T*, and what was lost; of all ranks after `end`."""
-        described = self._line if self._line is not None else self._described()
-        ledger = self.attached.ledger if self.attached is not None else self._ledger
-        return described if ledger is None else f"{described}, {ledger.line()}"
+        """Return a line with schedule, steps, median, and gap from T*; of all ranks after `end`."""
+        return self._line if self._line is not None else self._described()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers for JSON, times in seconds; under PyTorch's own there is no schedule, and a reason."""
