@@ -1,43 +1,15 @@
 """Ranks agree on a secret that is not in what they send."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from foretrain.comm.key_agreement import PRIME, _joined, agreed_secret
-
-
-class Control:
-    """Agreements among ranks that are threads of this process; keeps what they have sent."""
-
-    def __init__(self, rank, barrier, rows, sent):
-        self.rank, self._barrier, self._rows, self._sent = rank, barrier, rows, sent
-
-    def _of_all(self, value):
-        self._rows[self.rank] = value
-        self._barrier.wait(60)
-        found = list(self._rows)
-        self._barrier.wait(60)
-        return found
-
-    def gather(self, values):
-        assert all(-(1 << 63) <= value < 1 << 63 for value in values)
-        self._sent.append(b"".join(value.to_bytes(8, "little", signed=True) for value in values))
-        return self._of_all(list(values))
-
-    def share(self, data):
-        if data is not None:
-            self._sent.append(data)
-        return self._of_all(data)[0]
+from tests.comm.bounded.group import controls, in_threads
 
 
 def agree(ranks):
     """Return the secret that each rank has, and everything that they have sent."""
-    barrier, rows, sent = threading.Barrier(ranks), [None] * ranks, []
-    controls = [Control(rank, barrier, rows, sent) for rank in range(ranks)]
-    with ThreadPoolExecutor(ranks) as pool:
-        return list(pool.map(agreed_secret, controls)), sent
+    made = controls(ranks)
+    return in_threads(ranks, lambda rank: agreed_secret(made[rank])), made[0].sent
 
 
 def arctangent(inverse, unit):

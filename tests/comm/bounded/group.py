@@ -37,6 +37,33 @@ class Exchange:
         return exchange if network is None else relayed(exchange, network)
 
 
+class Control:
+    """Control plane of one rank of `controls`.
+
+    Attributes:
+        sent: what all ranks have sent.
+    """
+
+    def __init__(self, rank: int, ranks: int, exchange: Exchange, sent: list[bytes]) -> None:
+        self.rank, self.ranks, self.sent = rank, ranks, sent
+        self._exchange = exchange.of(rank)
+
+    def gather(self, values: Sequence[int]) -> list[list[int]]:
+        self.sent.append(b"".join(value.to_bytes(8, "little", signed=True) for value in values))
+        return [list(row) for row in self._exchange(values)]
+
+    def share(self, data: bytes | None) -> bytes:
+        if data is not None:
+            self.sent.append(data)
+        return self._exchange([data])[0][0]
+
+
+def controls(ranks: int) -> list[Control]:
+    """Return the control planes of ``ranks`` threads of this process."""
+    exchange, sent = Exchange(ranks), list[bytes]()
+    return [Control(rank, ranks, exchange, sent) for rank in range(ranks)]
+
+
 def relayed(exchange: Callable[[Sequence[Any]], list[Any]], network: Network) -> Callable[[Sequence[Any]], list[Any]]:
     """Return an ``exchange`` whose addresses of UDP are those of relays in front of all."""
     calls = iter(range(3))

@@ -15,7 +15,7 @@ from foretrain.comm.coordinator.addresses import decoded, encoded
 from foretrain.comm.coordinator.link import LinkError
 from foretrain.comm.options import BoundedLoss
 from foretrain.comm.rendezvous import _connect_bounded
-from tests.comm.bounded.group import in_threads
+from tests.comm.bounded.group import controls, in_threads
 from tests.comm.bounded.relay import Network
 from tests.comm.collectives.test_ring import nothing_is_left_behind
 
@@ -28,34 +28,10 @@ DATA = 0
 LOSSY = Hint(tolerance=0.3)
 
 
-class Control:
-    """Agreements among ranks that are threads of this process."""
-
-    ranks = RANKS
-
-    def __init__(self, rank, barrier, rows):
-        self.rank, self._barrier, self._rows = rank, barrier, rows
-
-    def _of_all(self, value):
-        self._rows[self.rank] = value
-        self._barrier.wait(60)
-        found = list(self._rows)
-        self._barrier.wait(60)
-        return found
-
-    def gather(self, values):
-        return self._of_all(list(values))
-
-    def share(self, value):
-        return self._of_all(value)[0]
-
-
 def connected(timeout):
     """Return a function that connects a rank; all have to be at the same time."""
-    barrier, rows = threading.Barrier(RANKS), [None] * RANKS
-    return lambda rank: _connect_bounded(
-        Control(rank, barrier, rows), BoundedLoss(0.3, "ps"), "127.0.0.1", bytes(32), timeout
-    )
+    planes = controls(RANKS)
+    return lambda rank: _connect_bounded(planes[rank], BoundedLoss(0.3, "ps"), "127.0.0.1", bytes(32), timeout)
 
 
 @contextmanager
