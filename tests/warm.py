@@ -1,8 +1,9 @@
 """Runs functions in processes that are forked with everything imported, as commands of which output and status count.
 
 Importing PyTorch and loading compiled kernels takes most of a short simulation or job. A server, one of a test process,
-has done both, and forks them all. Tests of how processes end, of their environments and of what is missing start
-interpreters of their own.
+has done both, and forks them all. They end when all that was registered for their end is done, without taking their
+copy of PyTorch apart, which would take longer than many of them. Tests of how processes end, of their environments and
+of what is missing start interpreters of their own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -55,12 +57,14 @@ class Started:
         err: file of its standard error.
     """
 
-    def __init__(self, function: Function, arguments: Sequence[str], folder: Path, scratch: Path) -> None:
+    def __init__(
+        self, function: Function, arguments: Sequence[str], folder: Path, scratch: Path, shutdown: bool
+    ) -> None:
         self.out, self.err = scratch / "out", scratch / "err"
         for file in (self.out, self.err):
             file.touch()
         self._arguments, self._channel, self._status = arguments, _server(), None
-        self._channel.send((function, [*arguments], folder, {**os.environ}, (self.out, self.err)))
+        self._channel.send((function, [*arguments], folder, {**os.environ}, (self.out, self.err), shutdown))
         self.pid: int = self._channel.recv()
 
     def ended(self, timeout: float = 0) -> bool:
@@ -87,10 +91,15 @@ class Started:
 
 
 @contextmanager
-def started(function: Function, arguments: Sequence[str], folder: Path | None = None) -> Iterator[Started]:
-    """``function(arguments)``, of a module, under way in ``folder``; it ends with the block."""
+def started(
+    function: Function, arguments: Sequence[str], folder: Path | None = None, shutdown: bool = False
+) -> Iterator[Started]:
+    """``function(arguments)``, of a module, under way in ``folder``; it ends with the block.
+
+    With ``shutdown`` it ends through that of the interpreter: what would hang or crash there shows.
+    """
     with tempfile.TemporaryDirectory() as scratch:
-        process = Started(function, arguments, folder or Path.cwd(), Path(scratch))
+        process = Started(function, arguments, folder or Path.cwd(), Path(scratch), shutdown)
         try:
             yield process
         finally:
@@ -98,10 +107,14 @@ def started(function: Function, arguments: Sequence[str], folder: Path | None = 
 
 
 def run(
-    function: Function, arguments: Sequence[str], folder: Path | None = None, timeout: float = 600
+    function: Function,
+    arguments: Sequence[str],
+    folder: Path | None = None,
+    timeout: float = 600,
+    shutdown: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """How ``function(arguments)`` ended."""
-    with started(function, arguments, folder) as process:
+    """How ``function(arguments)`` ended; see `started`."""
+    with started(function, arguments, folder, shutdown) as process:
         return process.finished(timeout)
 
 
@@ -142,7 +155,7 @@ def _server() -> Connection:
 
 
 def serve(descriptor: int) -> None:
-    """The server's body, until its parent closes the channel, and that of all it forks, which end as scripts do."""
+    """The server's body, until its parent closes the channel, and that of all it forks."""
     end_with_parent()  # which may be killed while a function runs
     channel = Connection(descriptor)
     for name in _IMPORTED:
@@ -163,7 +176,7 @@ def serve(descriptor: int) -> None:
     end_with_parent()
     channel.close()
     # Here, and not in the server: a function's module may start CUDA where it is imported, and forks of that have none.
-    function, arguments, folder, environment, files = pickle.loads(asked)
+    function, arguments, folder, environment, files, shutdown = pickle.loads(asked)
     for number, path in enumerate(files, 1):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, number)
@@ -172,4 +185,16 @@ def serve(descriptor: int) -> None:
     tempfile.tempdir = None  # it is read from the environment
     os.environ.clear()
     os.environ.update({**environment, "COLUMNS": _ENVIRONMENT["COLUMNS"]})
-    function(arguments)
+    status = 0
+    try:
+        function(arguments)
+    except SystemExit as left:
+        if shutdown or isinstance(left.code, str):
+            raise
+        status = int(left.code or 0)
+    if not shutdown:
+        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)

@@ -47,7 +47,7 @@ def ended(
     script: Path | str, *args: object, folder: Path | None = None, timeout: float = 600
 ) -> subprocess.CompletedProcess[str]:
     """How two ranks ended that, unlike those of `forked`, go through the shutdown of the interpreter."""
-    ran = warm.run(_end, [str(script), *map(str, args)], folder, timeout)
+    ran = warm.run(_end, [str(script), *map(str, args)], folder, timeout, shutdown=True)
     assert ran.returncode == 0, ran.stderr[-4000:]
     return ran
 
