@@ -1,13 +1,11 @@
 """Calibration as a user does it, and what a simulation makes of it."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from foretrain.cli import main
 from foretrain.device import calibration, calls
 from foretrain.device.calls import OperatorCall, contiguous
 from tests import warm
@@ -32,16 +30,9 @@ for step in range(3):
 
 def foretrain(*arguments: object, status: int = 0) -> str:
     """Return what the command writes; its messages where it is to fail."""
-    done = warm.run(_command, [*map(str, arguments)], timeout=900)
+    done = warm.run(forked.foretrain, [*map(str, arguments)], timeout=900)
     assert done.returncode == status, done.stderr
     return done.stderr if status else done.stdout
-
-
-def _command(arguments: Sequence[str]) -> None:
-    if arguments[0] == "simulate":
-        forked.simulate(arguments[1:])
-    else:
-        main(arguments)
 
 
 @pytest.fixture(scope="module")

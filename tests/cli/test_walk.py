@@ -10,6 +10,10 @@ import sys
 import pytest
 
 from foretrain.cli import accuracy, lab, main, topology
+from tests import warm
+from tests.lab import forked as lab_forked
+from tests.launch.forked import foretrain_run
+from tests.live import forked as live_forked
 from tests.processes import foretrain
 
 HERE = ("alexnet", "--cluster", "4 workers @ 1Gbps")
@@ -186,7 +190,7 @@ JSON = {
     "calibrate": ("--device cpu --quick", "device"),
     "accuracy add": ("run.toml --into table.toml", "runs"),
     "record": ("step.py:setup --iterations 2", "layers"),
-    "run": ("--nproc 2 --advise -- advised.py", "models"),
+    "run": ("--advise -- advised.py", "models"),
     "doctor": ("", "findings"),
     "topology show": ("star:2@1Gbps", "counts"),
     "topology list": ("", "fabrics"),
@@ -223,28 +227,33 @@ def test_every_command_that_prints_results_takes_json_and_quiet(capsys):
     assert {" ".join(words) for words in leaves(capsys)} - found == WITHOUT_JSON
 
 
-def json_of(command: str, arguments: str, *options: str, **places) -> dict:
+def words_of(arguments: str, *options: object) -> list[str]:
     own, separator, script = arguments.partition(" -- ")
-    words = [*command.split(), *own.split(), *options, "--json", "-"]
-    done = foretrain(*words, *(["--", *script.split()] if separator else []), **places)
+    return [*own.split(), *map(str, options), "--json", "-", *(["--", *script.split()] if separator else [])]
+
+
+def json_in(done: subprocess.CompletedProcess[str]) -> dict:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     return found[0] if isinstance(found, list) else found
 
 
-@pytest.mark.process
 @pytest.mark.parametrize("command", JSON)
 def test_json_stands_alone_on_stdout(command, tmp_path):
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     arguments, key = JSON[command]
-    assert key in json_of(command, arguments, cwd=tmp_path)
+    if command == "run":
+        done = foretrain_run(*words_of(arguments), folder=tmp_path)
+    else:
+        done = warm.run(live_forked.foretrain, [*command.split(), *words_of(arguments)], tmp_path)
+    assert key in json_in(done)
 
 
-@pytest.mark.process
 def test_json_of_run_says_how_each_model_went(tmp_path):
     (tmp_path / "train.py").write_text(ADVISED)
-    (model,) = json_of("run", "--nproc 2 --schedule fifo -- train.py", cwd=tmp_path)["models"]
+    done = foretrain_run(*words_of("--schedule fifo -- train.py"), folder=tmp_path)
+    (model,) = json_in(done)["models"]
     assert (model["model"], model["schedule"], model["reason"], model["steps"]) == ("Linear", "fifo", None, 12)
     assert model["iteration_time"] == pytest.approx(model["optimum"] * (1 + model["gap"]))
     assert model["forecast"] >= model["optimum"]
@@ -252,7 +261,8 @@ def test_json_of_run_says_how_each_model_went(tmp_path):
 
 def test_json_of_a_lab_stands_alone_on_stdout(name):
     for command, (arguments, key) in JSON_OF_LABS.items():
-        assert key in json_of(command, arguments, "--name", name), command
+        done = warm.run(lab_forked.foretrain, [*command.split(), *words_of(arguments, "--name", name)])
+        assert key in json_in(done), command
 
 
 @pytest.mark.process
@@ -308,7 +318,6 @@ def test_a_full_disk_gives_one_line_and_status_1(arguments):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.process
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -323,7 +332,7 @@ def test_a_full_disk_gives_one_line_and_status_1(arguments):
 def test_a_file_on_a_full_disk_gives_one_line_and_status_1(arguments, tmp_path):
     (tmp_path / "step.py").write_text(RECORD)
     (tmp_path / "train.py").write_text(TRAIN)
-    done = foretrain(*arguments, cwd=tmp_path)
+    done = warm.run(live_forked.foretrain, arguments, tmp_path)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
         "foretrain: nothing more can be written to /dev/full: No space left on device"

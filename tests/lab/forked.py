@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from foretrain.parent_death import end_with_parent
 from tests import warm
+from tests.live import forked
 
 T = TypeVar("T")
 
@@ -26,9 +27,19 @@ def launching(call: Callable[[], T]) -> T:
 
 
 def _launching(call: Callable[[], T]) -> T:
+    _fork_ranks()
+    return call()
+
+
+def foretrain(arguments: Sequence[str]) -> None:
+    """Any command; it ends as ``python -m foretrain`` does."""
+    _fork_ranks()
+    forked.foretrain(arguments)
+
+
+def _fork_ranks() -> None:
     module: Any = importlib.import_module("foretrain.lab.launch")
     module.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": _Rank})
-    return call()
 
 
 class _Rank:

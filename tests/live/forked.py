@@ -8,15 +8,17 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tests import warm
 
 if TYPE_CHECKING:
     from foretrain.live.simulate import Simulated
     from foretrain.network.deployment import Deployment
+
+T = TypeVar("T")
 
 
 def prepare() -> None:
@@ -28,25 +30,35 @@ def prepare() -> None:
     operators.checked_operators()
 
 
+def call(function: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    """Return what ``function`` returns in a forked process; fail as it fails. Define it in a test, or in foretrain."""
+    return warm.call(_call, function, arguments, options)
+
+
+def _call(function: Callable[..., T], arguments: Sequence[Any], options: Mapping[str, Any]) -> T:
+    _fork_fork_servers()
+    return function(*arguments, **options)
+
+
 def simulated(script: Sequence[str], where: Deployment, **options: Any) -> Simulated:
     """Return what `foretrain.live.simulate.simulate` does, from a forked process."""
-    return warm.call(_simulated, script, where, options)
-
-
-def _simulated(script: Sequence[str], where: Deployment, options: Mapping[str, Any]) -> Simulated:
     from foretrain.live.simulate import simulate
 
+    return call(simulate, script, where, **options)
+
+
+def foretrain(arguments: Sequence[str]) -> None:
+    """Any command; it ends as ``python -m foretrain`` does."""
+    from foretrain.cli import main
+
     _fork_fork_servers()
-    return simulate(script, where, **options)
+    sys.argv = ["foretrain", *arguments]
+    main()
 
 
 def simulate(arguments: Sequence[str]) -> None:
     """The command; it ends as ``python -m foretrain simulate`` does."""
-    from foretrain.cli import main
-
-    _fork_fork_servers()
-    sys.argv = ["foretrain", "simulate", *arguments]
-    main()
+    foretrain(["simulate", *arguments])
 
 
 def simulate_for_a_reader(arguments: Sequence[str]) -> None:
@@ -77,7 +89,7 @@ class _ForkServer:
         self.returncode: int | None = None
         self.pid = os.fork()
         if not self.pid:
-            _live(int(command[-1]), pass_fds, env)
+            _live("--warm" in command, int(command[-1]), pass_fds, env)
 
     def wait(self, timeout: float | None = None) -> int:
         """The exit status, of a fork_server that has ended or is ending, so that ``timeout`` is not needed."""
@@ -86,7 +98,7 @@ class _ForkServer:
         return self.returncode
 
 
-def _live(descriptor: int, kept: Sequence[int], environment: Mapping[str, str]) -> None:
+def _live(warms: bool, descriptor: int, kept: Sequence[int], environment: Mapping[str, str]) -> None:
     status = 1
     try:
         os.setsid()
@@ -98,9 +110,9 @@ def _live(descriptor: int, kept: Sequence[int], environment: Mapping[str, str]) 
         os.environ.update(environment)
         for finalizer in list(weakref.finalize._registry):  # pyright: ignore
             finalizer.detach()  # else ranks, which end as interpreters do, would remove the command's folders
-        from foretrain.live.device.fork_server import main
+        from foretrain.live.device import fork_server
 
-        main(descriptor)
+        (fork_server.serve_warm if warms else fork_server.main)(descriptor)
         status = 0
     finally:
         os._exit(status)

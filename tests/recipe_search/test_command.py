@@ -1,5 +1,6 @@
 """``foretrain search`` from end to end, on a tiny script; and its page."""
 
+import io
 import json
 import os
 import re
@@ -7,8 +8,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +29,7 @@ from foretrain.network.fidelity import Fidelity
 from foretrain.recipe_search import SearchResult, search
 from foretrain.recipe_search.api import _objective
 from foretrain.recipe_search.bill import Failures, bill_of
-from foretrain.recipe_search.evaluation import RecipeRun, RunResult, RunSetting, close, run
+from foretrain.recipe_search.evaluation import RecipeRun, RunResult, RunSetting, run
 from foretrain.recipe_search.expert_curve import expert_curves
 from foretrain.recipe_search.space import declared, expand
 from foretrain.report.recipes import (
@@ -40,9 +44,11 @@ from foretrain.report.recipes import (
     summary_lines,
     warnings,
 )
+from tests import warm
 from tests.examples.torchrun import ROOT
+from tests.live import forked
 from tests.live.command import _require_device
-from tests.processes import module_at
+from tests.processes import foretrain, module_at
 from tests.recipe_search.test_strategy import SCRIPT as SCRIPT_OF_PIPELINES
 from tests.recipe_search.test_strategy import SPACE as SPACE_OF_PIPELINES
 from tests.recipe_search.test_strategy import Workers, searched, simulated
@@ -75,19 +81,20 @@ grows = ["batch"]
 """
 
 
-def _search(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+SEARCH = ("search", "--cluster", "H100", "--space", "space.toml")
+HERE = ("--jobs", "1")
+"""One worker, which is the command's own process."""
+
+
+def _written(folder: Path) -> tuple[str, ...]:
     (folder / "train.py").write_text(SCRIPT)
     (folder / "space.toml").write_text(SPACE)
-    command = [sys.executable, "-m", "foretrain", "search", "--cluster", "H100", "--space", "space.toml", "--jobs", "1"]
-    script = ["--", "train.py", "--width", "{width}", "--batch={batch}"]
-    return subprocess.run(
-        [*command, *options, *script],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"COLUMNS": "200"},
-        check=False,
-    )
+    return ("--", "train.py", "--width", "{width}", "--batch={batch}")
+
+
+def _search(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    script = _written(folder)
+    return warm.run(forked.foretrain, [*SEARCH, *HERE, *options, *script], folder)
 
 
 @pytest.mark.smoke
@@ -113,13 +120,13 @@ def test_a_search_ranks_recipes_of_a_script(tmp_path: Path) -> None:
 def test_a_search_over_dask_finds_the_same(tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     _require_device()
-    found = {}
-    for backend in ("processes", "dask"):
-        told = tmp_path / f"{backend}.json"
-        ended = _search(tmp_path, "--backend", backend, "--store", str(tmp_path / backend), "--json", str(told))
-        assert ended.returncode == 0, ended.stderr
-        found[backend] = json.loads(told.read_text()) | {"cpu_seconds": 0.0}
-    assert found["dask"] == found["processes"]
+    here = _search(tmp_path, "--store", "here", "--json", "here.json")
+    assert here.returncode == 0, here.stderr
+    words = [*SEARCH, *HERE, "--backend", "dask", "--store", "dask", "--json", "dask.json", *_written(tmp_path)]
+    there = foretrain(*words, cwd=tmp_path)
+    assert there.returncode == 0, there.stderr
+    found = [json.loads((tmp_path / name).read_text()) | {"cpu_seconds": 0.0} for name in ("here.json", "dask.json")]
+    assert found[0] == found[1]
 
 
 def test_a_search_whose_numbers_find_a_full_disk_says_so_and_keeps_what_it_simulated(tmp_path: Path) -> None:
@@ -133,14 +140,19 @@ def test_a_search_whose_numbers_find_a_full_disk_says_so_and_keeps_what_it_simul
     assert any((tmp_path / "train.py.search").glob("*.json"))
 
 
-def test_the_example_compares_three_clusters(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_the_example_compares_three_clusters() -> None:
     _require_device()
-    example = module_at(ROOT / "examples/search/three_clusters.py")
-    monkeypatch.setattr(example, "LAYERS", 1)
-    monkeypatch.setitem(example.SPACE["values"], "tp", 8)
-    monkeypatch.setitem(example.SPACE["values"], "batch", 1)
-    example.main()
-    lines = [line for line in capsys.readouterr().out.splitlines() if line and not line.startswith(" ")]
+
+    def told() -> str:
+        example = module_at(ROOT / "examples/search/three_clusters.py")
+        example.LAYERS = 1
+        example.SPACE["values"] |= {"tp": 8, "batch": 1}
+        example.ft = SimpleNamespace(search=partial(search, jobs=1))
+        with redirect_stdout(io.StringIO()) as printed:
+            example.main()
+        return printed.getvalue()
+
+    lines = [line for line in forked.call(told).splitlines() if line and not line.startswith(" ")]
     assert [line.partition(":2: tp=8")[0] for line in lines] == ["dgx-a100", "dgx-h100", "dgx-h200"]
     assert all(line.endswith("tokens/s/GPU") for line in lines)
 
@@ -164,10 +176,7 @@ def test_the_bytes_of_a_recipes_checkpoint_are_those_that_the_script_saves(tmp_p
     _require_device()
     script = tmp_path / "train.py"
     script.write_text(SAVING)
-    try:
-        found = run(RecipeRun(RunSetting("H100"), (str(script), "4096"), 3))
-    finally:
-        close()
+    found = forked.call(run, RecipeRun(RunSetting("H100"), (str(script), "4096"), 3))
     assert found.account is not None
     parameters = 4 * (1024 * 4096 + 4096)
     assert found.account.checkpoint == found.account.saved == parameters
@@ -198,10 +207,7 @@ def test_a_checkpoint_that_is_written_in_the_background_stops_the_job_for_its_co
     _require_device()
     script = tmp_path / "train.py"
     script.write_text(SAVING_BEHIND)
-    try:
-        found = run(RecipeRun(RunSetting("dgx-h100:1,ranks=0-1"), (str(script),), 3, str(tmp_path)))
-    finally:
-        close()
+    found = forked.call(run, RecipeRun(RunSetting("dgx-h100:1,ranks=0-1"), (str(script),), 3, str(tmp_path)))
     assert found.account is not None, found.reason
     during = Failures(3600.0, 0.0, 300.0, rate=1e6).during(found.account)
     assert during.checkpoint == found.account.copies > 0
@@ -228,23 +234,22 @@ def test_simulations_that_share_an_activated_device_forecast_what_one_alone_does
     script.write_text(COMPILED)
     where = equipped("H100", None)[0].simulated(Fidelity("fluid"))
 
-    def step(width: int, warm: WarmForkServers | None) -> int:
-        return simulate([str(script), str(width)], where, steps=3, warm=warm).forecast.iteration_time
+    def step(width: int, servers: WarmForkServers | None) -> int:
+        return simulate([str(script), str(width)], where, steps=3, warm=servers).forecast.iteration_time
 
-    with Path(os.devnull).open("w") as output, WarmForkServers(output.fileno()) as warm:
-        shared = [step(width, warm) for width in (4096, 8192, 4096)]
-    alone = step(4096, None)
+    def steps() -> tuple[list[int], int]:
+        with Path(os.devnull).open("w") as output, WarmForkServers(output.fileno()) as servers:
+            return [step(width, servers) for width in (4096, 8192, 4096)], step(4096, None)
+
+    shared, alone = forked.call(steps)
     assert shared[0] == shared[2] == alone < shared[1]
 
 
 def test_an_interrupted_search_leaves_no_temporary_files(tmp_path: Path) -> None:
     _require_device()
-    (tmp_path / "train.py").write_text(SCRIPT)
-    (tmp_path / "space.toml").write_text(SPACE)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    command = [sys.executable, "-m", "foretrain", "search", "--cluster", "H100", "--space", "space.toml"]
-    command += ["--", "train.py", "--width", "{width}", "--batch={batch}"]
+    command = [sys.executable, "-m", "foretrain", *SEARCH, *_written(tmp_path)]
     environment = os.environ | {"TMPDIR": str(scratch)}
     with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.DEVNULL) as search:
         until(lambda: any(scratch.glob("foretrain-*/foretrain-*")) or search.poll() is not None)
@@ -273,10 +278,7 @@ def test_products_of_an_optimizer_are_not_taken_for_a_micro_batchs(tmp_path: Pat
     _require_device()
     (tmp_path / "muon.py").write_text(MUON)
     runs = [RecipeRun(RunSetting("dgx-h100:1,ranks=0"), (str(tmp_path / "muon.py"), batches), 3) for batches in "14"]
-    try:
-        one, four = (run(each).account for each in runs)
-    finally:
-        close()
+    one, four = (each.account for each in forked.call(lambda: [run(each) for each in runs]))
     assert one is not None
     assert four is not None
     assert four.repeated == pytest.approx(4 * one.repeated)
@@ -397,9 +399,8 @@ def test_from_python_ones_own_recipe_may_be_a_dictionary(tmp_path: Path) -> None
     space = {"values": {"width": [4096, 8192], "batch": 1}}
     script = [str(tmp_path / "train.py"), "--width={width}", "--batch={batch}"]
     mine = {"width": 8192, "batch": 1}
-    found = search(
-        script, space, "H100", compare_with=mine, jobs=1, failures=Failures(9e3, 30, 300), checkpoint_every="auto"
-    )
+    failing: dict[str, Any] = {"failures": Failures(9e3, 30, 300), "checkpoint_every": "auto"}
+    found = forked.call(search, script, space, "H100", compare_with=mine, jobs=1, **failing)
     assert found.compared is not None
     assert found.compared.recipe.values == {"width": 8192}
 
@@ -648,9 +649,8 @@ def test_given_loads_of_experts_reach_every_recipe(tmp_path: Path) -> None:
     def shares(experts: str) -> dict[str, float]:
         (tmp_path / "train.py").write_text(ROUTED)
         (tmp_path / "space.toml").write_text("[values]\nwidth = [1024, 4096]\nbatch = [2, 4, 8]\n")
-        command = [sys.executable, "-m", "foretrain", "search", "--cluster", "H100", "--space", "space.toml"]
-        script = ["--exhaustive", "--jobs", "1", "--experts", experts, "--", "train.py", "{width}", "{batch}"]
-        ended = subprocess.run([*command, *script], cwd=tmp_path, capture_output=True, text=True, check=False)
+        words = ["--exhaustive", "--experts", experts, "--", "train.py", "{width}", "{batch}"]
+        ended = warm.run(forked.foretrain, [*SEARCH, *HERE, *words], tmp_path)
         assert ended.returncode == 0, ended.stderr
         return {path.name: float(path.read_text()) for path in tmp_path.glob("seen-*")}
 
@@ -665,10 +665,8 @@ def test_what_other_loads_of_experts_take_is_a_curve_of_the_two_best_recipes(tmp
     _require_device()
     (tmp_path / "train.py").write_text(ROUTED)
     (tmp_path / "space.toml").write_text("[values]\nwidth = [1024, 2048, 4096]\nbatch = 4\n")
-    command = [sys.executable, "-m", "foretrain", "search", "--cluster", "H100", "--space", "space.toml", "--jobs", "1"]
     options = ["--experts", "lognormal(0.4,2)", "--experts-curve", "--json", "found.json", "--html", "found.html"]
-    script = ["--", "train.py", "{width}", "{batch}"]
-    ended = subprocess.run([*command, *options, *script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    ended = warm.run(forked.foretrain, [*SEARCH, *HERE, *options, "--", "train.py", "{width}", "{batch}"], tmp_path)
     assert ended.returncode == 0, ended.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     seconds = {one["values"]["width"]: one["seconds"] for one in found["recipes"]}

@@ -27,9 +27,10 @@ from foretrain.recipe_search.bill import (
     switch_power,
     young,
 )
-from foretrain.recipe_search.evaluation import Account, RecipeRun, RunSetting, close, run
+from foretrain.recipe_search.evaluation import Account, RecipeRun, RunSetting, run
 from foretrain.recipe_search.space import Recipe
 from tests.examples.torchrun import ROOT
+from tests.live import forked
 from tests.live.command import _require_device
 
 HOUR = 3600.0
@@ -161,13 +162,11 @@ def test_a_step_with_a_slow_gpu_takes_as_long_as_it_is_simulated(tmp_path: Path)
     _require_device()
     script = tmp_path / "train.py"
     script.write_text(PARALLEL)
-    try:
-        fast, slow = (
-            run(RecipeRun(RunSetting("dgx-h100:1,ranks=0-1", faults=faults), (str(script),), 3)).account
-            for faults in ((), ("gpu:s0.gpu1=70%",))
-        )
-    finally:
-        close()
+    runs = [
+        RecipeRun(RunSetting("dgx-h100:1,ranks=0-1", faults=faults), (str(script),), 3)
+        for faults in ((), ("gpu:s0.gpu1=70%",))
+    ]
+    fast, slow = (each.account for each in forked.call(lambda: [run(each) for each in runs]))
     assert fast is not None
     assert slow is not None
     slowdown = Failures(HOUR, 30.0, 300.0, stragglers=Stragglers(HOUR, HOUR, 0.7)).during(fast).slowdown
