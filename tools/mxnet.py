@@ -10,7 +10,10 @@ import fcntl
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+
+from environment import as_uv, pip
 
 ROOT = Path(__file__).parents[1]
 HERE = Path(sys.prefix) / "mxnet"
@@ -25,15 +28,29 @@ def main() -> None:
     with open(HERE.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (HERE / ".ready").exists():
-            for command in (
-                [sys.executable, "-m", "venv", "--clear", str(HERE)],
-                [str(HERE / "bin/pip"), "install", "--quiet", f"--editable={ROOT}[mxnet]"],
-            ):
-                made = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-                if made.returncode:
-                    sys.exit(f"MXNet 1.9.1 cannot be installed here: {made.stderr.strip().splitlines()[-1]}")
+            if problem := _make(environment):
+                sys.exit(f"MXNet 1.9.1 cannot be installed here: {problem}")
             (HERE / ".ready").touch()
     sys.stdout.write(f"{HERE / 'bin' / 'python'}\n")
+
+
+def _make(environment: Mapping[str, str]) -> str:
+    """Make the environment, by uv where this Python has it and it knows pip's settings; return what went wrong."""
+    here, python, wanted = Path(sys.executable), HERE / "bin" / "python", f"--editable={ROOT}[mxnet]"
+    options = {"capture_output": True, "text": True, "check": False}
+    listed = subprocess.run(pip(here, "config", "list"), env=environment, **options)
+    settings = as_uv(listed.stdout) if here.with_name("uv").exists() else None
+    flags, own = settings or ([], {})
+    asked = [*flags, "--quiet", "--index-strategy", "unsafe-best-match", "--python", str(python)]
+    by_uv = [str(here.with_name("uv")), "pip", "install", *asked, wanted]
+    for command in (
+        [sys.executable, "-m", "venv", "--clear", *(["--without-pip"] if settings else []), str(HERE)],
+        by_uv if settings else pip(python, "install", "--quiet", wanted),
+    ):
+        made = subprocess.run(command, env={**environment, **own}, **options)
+        if made.returncode:
+            return made.stderr.strip().splitlines()[-1]
+    return ""
 
 
 if __name__ == "__main__":
