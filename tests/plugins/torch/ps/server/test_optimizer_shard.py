@@ -1,5 +1,7 @@
 """Shards that run optimizers, against PyTorch's on whole tensors, in every mode and any order of pushes."""
 
+import subprocess
+import sys
 from itertools import pairwise
 
 import msgspec
@@ -400,3 +402,24 @@ def test_a_tensor_survives_a_snapshot(tmp_path):
     for one, other in zip(read(path)["a"], tensors, strict=True):
         assert from_plain(one).dtype == other.dtype
         assert torch.equal(from_plain(one), other)
+
+
+SERVING = """
+import sys
+import torch
+from foretrain.plugins.torch.ps.server import prepare
+
+prepare()
+one = torch.nn.Parameter(torch.ones(3))
+one.grad = torch.ones(3)
+torch.optim.Adam([one], foreach=False).step()
+print("torch._dynamo.trace_rules" in sys.modules)
+print(torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(1)).item())
+print("torch._dynamo.trace_rules" in sys.modules)
+"""
+
+
+@pytest.mark.process
+def test_a_server_imports_no_compiler_unless_something_is_compiled():
+    ended = subprocess.run([sys.executable, "-c", SERVING], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == ["False", "1.0", "True"]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
+from typing import Any
 
 from foretrain.comm.ps.placement import Declared, Optimized, ShardPart
 from foretrain.comm.ps.server.shard import Mode
@@ -20,10 +24,38 @@ def make_optimizer_shard(
 
 
 def prepare() -> None:
-    """Import PyTorch and all it loads lazily: some seconds in which a server does not answer."""
+    """Import PyTorch and all it loads lazily: some seconds in which a server does not answer. Nothing is compiled here.
+
+    Call it in processes that only serve.
+    """
     import torch
 
+    if "torch._dynamo" not in sys.modules:
+        sys.modules["torch._dynamo"] = torch._dynamo = _NoCompiler("torch._dynamo")
     from foretrain.plugins.torch.ps.server import optimizer_shard
 
     assert optimizer_shard.OptimizerShard
     torch.optim.SGD([torch.nn.Parameter(torch.empty(0))])
+
+
+class _NoCompiler(ModuleType):
+    """Stand-in for ``torch._dynamo``, which takes as long to import as all of PyTorch.
+
+    Optimizers import it to say what it must not trace. Whoever wants anything else of it gets the module itself.
+    """
+
+    __file__ = None  # `inspect` asks all modules for theirs
+
+    def disable(self, function: Callable[..., Any], *_: Any, **__: Any) -> Callable[..., Any]:
+        """Return ``function``, which nobody traces."""
+        return function
+
+    def graph_break(self, *_: Any, **__: Any) -> None:
+        """Do nothing: there is no graph."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__path__":
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
