@@ -182,7 +182,7 @@ JSON = {
     "plan": ("alexnet --cluster 4xV100@1Gbps", "schedule"),
     "what-if": ("alexnet --cluster 4xV100@1Gbps --changes rate=2Gbps", "cases"),
     "grid": ("alexnet star:4@1Gbps --schedules ddp", "cells"),
-    "sweep": ("sweep.toml", "rows"),
+    "sweep": ("sweep.toml --jobs 1", "rows"),
     "schedule": ("alexnet --cluster 4xV100@1Gbps", "script"),
     "bound": ("alexnet --cluster 4xV100@1Gbps", "optimum"),
     "simulate": ("--cluster H100 -- train.py", "ranks"),

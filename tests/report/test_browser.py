@@ -22,9 +22,10 @@ from foretrain.report.lab import render as lab_page
 from foretrain.report.page import render as comparison_page
 from foretrain.report.simulation_page import render as simulation_page
 from foretrain.report.topology import render as topology_page
+from tests import warm
 from tests.browser import chromium, console, cut_texts, draw_all, findings, overflow, resize, vertical_scroll_bars
 from tests.lab.test_compare import measured
-from tests.processes import foretrain
+from tests.live import forked
 from tests.recipe_search.test_strategy import searched
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ _TOLERANCE = ("--seeds", "2", "--rounds", "8", "--evaluations", "2", "--grid", "
 COMMANDS = {
     "what-if": ("what-if", "alexnet", *HERE, "--changes", "rate=14Gbps", "batch=64"),
     "grid": ("grid", "alexnet", "star:4@1Gbps", "torus:2x2@1Gbps", "--schedules", "ddp", "fifo"),
-    "sweep": ("sweep", "sweep.toml"),
+    "sweep": ("sweep", "sweep.toml", "--jobs", "1"),
     "collective": ("collective", "bigraph:4x2@100Gbps"),
     "tolerance": ("tolerance", "build.py:build", *_TOLERANCE),
 }
@@ -117,7 +118,7 @@ def pages(comparison: Comparison, done: Simulated, tmp_path_factory: pytest.Temp
     result = SearchResult(searched(folder)[0], "dgx-h100:2", 16, bill=BILL)
     recipes.page(result, folder / "search.html", MADE_BY["search"])
     for name, command in COMMANDS.items():
-        ended = foretrain(*command, "--html", f"{name}.html", cwd=folder)
+        ended = warm.run(forked.foretrain, [*command, "--html", f"{name}.html"], folder)
         assert ended.returncode == 0, ended.stderr
     return {name: folder / f"{name}.html" for name in FIGURES}
 
