@@ -16,14 +16,18 @@ drops     rounds to the same accuracy where packets of small magnitude are dropp
           of lost bytes: four ranks in one process, without a network
 
 Incast: four more hosts send bursts of unmarked UDP to the last host's port. Three bands: its switch serves what is
-marked first, as bounded loss marks its packets; TCP marks none, and shares the last band with the bursts. --full has
-TCP beside it whose packets are all in the first band ("marked-tcp").
+marked first, as bounded loss marks its packets; TCP's data are not marked, and share the last band with the bursts.
+(What ranks agree on is marked AF41 in all sessions.) --full has TCP beside it whose packets are all in the first band
+("marked-tcp").
 
 A ratio is TCP's time over ours: above 1, ours is faster; but RESULT's p99_vs_best_tcp is ours over TCP's. p99 of 60
-steps is the slowest. --quick trains nothing, so that RESULT's tta_vs_best_tcp and accuracy_delta are nan there: a time
-to accuracy of one seed says nothing, and five seeds take minutes. --full takes about an hour: with --json FILE each
-place is kept there as soon as it is measured, and the next run with the same FILE goes on from it, and says so; --only
-KIND… measures some, so that several runs make one FILE. Needs root.
+steps is the slowest. RESULT's median_vs_best_tcp, p99_vs_best_tcp, tta_vs_best_tcp and accuracy_delta are of 2 hosts
+under incast of 40 %, three bands, 1 % lost, and TCP not marked; clean_vs_tcp is of 2 hosts without losses.
+
+--quick trains nothing, so that RESULT's tta_vs_best_tcp and accuracy_delta are nan there: a time to accuracy of one
+seed says nothing, and five seeds take minutes. --full takes an hour and a half: with --json FILE each place is kept
+there as soon as it is measured, and the next run with the same FILE goes on from it, and says so; --only KIND… measures
+some, so that several runs make one FILE. Needs root.
 """
 
 from __future__ import annotations

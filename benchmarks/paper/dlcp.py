@@ -51,7 +51,7 @@ TESTBED = {"speedup_ps": "parameter server", "speedup_ring": "rings"}
 MEASURED = Path(__file__).parent.parent / "data" / "bounded_lab.json"
 """What bounded.py --full has measured in the lab, as docs/bounded.md has it."""
 LAB = {
-    "median_vs_best_tcp": "lab, transposed all-reduce: median step, incast of 40 %, three bands, 1 % lost",
+    "median_vs_best_tcp": "lab, TCP not marked: median step, incast of 40 %, three bands, 1 % lost",
     "tta_vs_best_tcp": "lab, the same: digits to 94 %",
     "clean_vs_tcp": "lab, the same: median step, nothing lost and nobody else",
 }
