@@ -29,7 +29,7 @@ from summary import (
     rankings,
 )
 from targets import TARGETS_HEAD, targets
-from trust import FOLDS_HEAD, PROVENANCE_HEAD, by_provenance, folds, group, held, miss, ranges, width
+from trust import FOLDS_HEAD, PROVENANCE_HEAD, by_provenance, folds, group, held, miss, width
 
 from foretrain.report.document import FONT, GREY, INK, LINE
 
@@ -115,9 +115,8 @@ of published runs of the same stack about their forecasts, which `--factor` name
 operators and collectives. Where no stack is named, or none of its runs was on this GPU, the range is that of a stack
 never seen. Of all {count} runs, intervals hold {interval_coverage:.1%}; "held" above is that by family. {narrow}
 
-A stack never seen is as one drawn at random from those here, each of the same weight. Its range is exp(±{unseen}); from
-the runs of this page it would be exp(±{unseen_now}). Both are narrower than that of {widest}, exp(±{widest_range}): a
-stack can be worse than most.
+A stack never seen is as one drawn at random from those here, each of the same weight. Its range is exp(±{unseen}). That
+of {widest} is wider, exp(±{widest_range}): a stack can be worse than most.
 
 ![Measured over forecast time, in half-widths of the 95 % interval, by family](../_static/accuracy-intervals.svg)
 
@@ -141,7 +140,7 @@ the packages `collective`, `device`, `live`, `network` and `simulation`, as synt
 has changed, of each family and GPU the run that is simulated fastest is simulated again; if it comes out as it was, to
 the picosecond, or to 0.3 % where it was read back from a picture, the others count, and otherwise they are simulated
 again. A change that this run does not execute is not seen. {checked} of {count} outcomes were checked so with the code
-of this page. {inexact}
+of commit `{commit}`. {inexact}
 
 ## Fitted constants
 
@@ -161,7 +160,7 @@ what a launch costs the host instead. It is fitted on one or two runs, and 1 for
 
 {rows}
 
-{roomy}
+{roomy} {largest}
 
 ## Furthest off
 
@@ -185,6 +184,9 @@ NARROW = (
     "For the {count} that were read back (below), a run would print a wider interval, as the uncertainty of their own "
     "operators is not known."
 )
+
+LARGEST = "Nemotron4-340B"
+"""A model for which memory did not suffice in earlier forecasts."""
 
 RANKINGS = "Does the forecast rank configurations as measurements do? Of each model of vTrain's runs on many servers:"
 
@@ -282,7 +284,7 @@ def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, flo
     from foretrain.device import preset
     from foretrain.device.gpu import HOST_LAUNCH, forecast_range, host_launch, stack_factor
 
-    good, others = measurements(found), computed(found)
+    good, others, here = measurements(found), computed(found), machine()
     published, left = read(DATA)
     possible = Counter(row.family for row in published if row.family not in COMPUTED)
     done = Counter(one.family for one in good)
@@ -316,11 +318,10 @@ def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, flo
         computed_possible=len(published) - possible.total(),
         left_count=len(left),
         left=table(("family: why", "runs"), _left(left)),
-        targets=table(TARGETS_HEAD, targets(good, results)),
+        targets=table(TARGETS_HEAD, targets(good, possible.total(), results)),
         checked=checked(good, rows),
         narrow=NARROW.format(count=inexact) if inexact else "",
         unseen=forecast_range(preset("H100"), "eager", across=True),
-        unseen_now=ranges(good)[1],
         widest=" ".join(widest),
         widest_range=f"{widths[widest]:.3f}",
         missing=missing,
@@ -333,8 +334,10 @@ def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, flo
         rows=_table(shown, rows),
         contributors=table(CONTRIBUTORS_HEAD, contributors(good, rows)),
         roomy=_roomy(good),
+        largest=_largest(good, rows),
         furthest=_table([one for one in good if abs(one.error) > 0.15], rows),
-        machine="{date}, {cores} cores of {cpu}".format(**machine()),
+        machine="{date}, {cores} cores of {cpu}".format(**here),
+        commit=here["commit"],
         **results,
     )
     PAGE.write_text(text, encoding="utf-8")
@@ -357,6 +360,16 @@ def _roomy(good: Sequence[Outcome]) -> str:
         f"Published runs fitted into their GPUs. Of {len(names)} the forecast needs more than that; these were "
         f"simulated with {ROOM - 1:.0%} more memory (`foretrain simulate --memory`): {', '.join(names)}."
     )
+
+
+def _largest(good: Sequence[Outcome], rows: dict[str, Row]) -> str:
+    """What the runs of `LARGEST` need."""
+    runs = [
+        f"{one.memory / 2**30:.1f} GiB in {rows[one.id].precision} ({one.id}, {one.error:+.1%} in time)"
+        for one in good
+        if one.model == LARGEST and one.memory
+    ]
+    return f"{LARGEST} fits, as it did: the forecast is {' and '.join(runs)} of a GPU's 80." if runs else ""
 
 
 def _table(found: Sequence[Outcome], rows: dict[str, Row]) -> str:

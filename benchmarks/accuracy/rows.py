@@ -219,7 +219,7 @@ def _megatron(row: Record, **options: object) -> dict[str, object]:
 def _vtrain(row: Record) -> Run:
     hidden, layers, heads = re.findall(r"[hLa](\d+)", row["model"].removeprefix("GPT"))
     size = {"hidden": hidden, "layers": layers, "heads": heads}
-    departures = ("precision, recomputation and vocabulary are not published: fp16, of every layer, 50,257 words",)
+    departures = ("precision and vocabulary are not published: fp16, 50,257 words",)
     # Over several servers micro-batches are large: loading one is less than 1 % of its time, and left out.
     small = {"load": True} if row["family"] == "vtrain-single" else {}
     return "megatron.py", _megatron(row, **size, dtype="fp16", recompute="full", **small), departures

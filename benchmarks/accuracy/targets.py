@@ -61,9 +61,15 @@ FAMILIES = {
 TARGETS_HEAD = ("target", "bound", "reached", "why not")
 
 
-def targets(found: Sequence[Outcome], results: Mapping[str, float], commands: Path = COMMANDS) -> list[list[str]]:
-    """A line for each target: what, its bound, what was reached, and why it was missed; empty where it was not."""
-    lines = []
+def targets(
+    found: Sequence[Outcome], possible: int, results: Mapping[str, float], commands: Path = COMMANDS
+) -> list[list[str]]:
+    """A line for each target: what, its bound, what was reached, and why it was missed; empty where it was not.
+
+    ``possible`` runs can be simulated.
+    """
+    slow = "" if len(found) == possible else "a run takes from minutes to hours; families are named above"
+    lines = [["runs simulated", f"all {possible}", f"{len(found)}", slow]]
     for one in TARGETS:
         value, form = results[one.key], ".2f" if one.least else ".1%"
         why = "" if one.reached(value) else one.why

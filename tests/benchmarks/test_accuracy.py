@@ -120,14 +120,16 @@ def test_targets_that_are_missed_say_why(accuracy, two):
     found = list(stored.values())
     results = report(found, {row.id: row for row in rows})
     good = {one.key: one.bound for one in TARGETS} | {"interval_coverage": 0.95}
-    whys = {name: why for name, _, _, why in targets(found, good)}
-    missed = {name: why for name, _, _, why in targets(found, good | {"all_error_mean": 0.06})}
+    whys = {name: why for name, _, _, why in targets(found, len(found), good)}
+    missed = {name: why for name, _, _, why in targets(found, 10, good | {"all_error_mean": 0.06})}
 
     assert set(good) == set(results) - {"family_error_worst"}
     assert not whys["mean error of all runs"]
     assert missed["mean error of all runs"]
+    assert missed["runs simulated"]
+    assert not whys["runs simulated"]
     slow = [replace(one, measured=2 * one.measured) for one in found]
-    assert "mean error of a family: fmsfsdp" in {name for name, *_ in targets(slow, good)}
+    assert "mean error of a family: fmsfsdp" in {name for name, *_ in targets(slow, len(slow), good)}
 
 
 def test_a_scripts_code_is_that_of_what_it_imports_too(accuracy):
@@ -177,6 +179,22 @@ def test_a_range_holds_nineteen_of_twenty(accuracy, two):
     assert trust.needed(replace(one, measured=1.2 * one.predicted, spread=0.05 * one.predicted)) == pytest.approx(
         math.sqrt(math.log(1.2) ** 2 - 0.1**2)
     )
+
+
+def test_ranges_in_use_are_those_of_the_kept_outcomes(accuracy):
+    import trust
+    from summary import measurements
+
+    from foretrain.device import forecast_range, preset
+
+    rows = accuracy.read()[0]
+    found = measurements([*accuracy.kept.current(rows, accuracy.kept.load()).values()])
+    own, unseen = trust.ranges(found)
+
+    assert forecast_range(preset("H100"), "eager", across=True) == unseen
+    for one in found:
+        if (group := trust.group(one)) in own:
+            assert forecast_range(preset(one.device), one.stack, across=group[1] == "across") == own[group], group
 
 
 def test_micro_batches_that_are_executed(accuracy):
