@@ -364,12 +364,15 @@ def _roomy(good: Sequence[Outcome]) -> str:
 
 def _largest(good: Sequence[Outcome], rows: dict[str, Row]) -> str:
     """What the runs of `LARGEST` need."""
+    from foretrain.device import preset
+
     runs = [
-        f"{one.memory / 2**30:.1f} GiB in {rows[one.id].precision} ({one.id}, {one.error:+.1%} in time)"
+        f"{one.memory / 2**30:.1f} of {preset(one.device).memory / 2**30:.1f} GiB in {rows[one.id].precision} "
+        f"({one.id}, {one.error:+.1%} in time)"
         for one in good
         if one.model == LARGEST and one.memory
     ]
-    return f"{LARGEST} fits, as it did: the forecast is {' and '.join(runs)} of a GPU's 80." if runs else ""
+    return f"{LARGEST} fits, as it did: it needs {' and '.join(runs)}." if runs else ""
 
 
 def _table(found: Sequence[Outcome], rows: dict[str, Row]) -> str:
