@@ -14,7 +14,6 @@ need("lightning", "trainers")
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.ranks]
 
 
-@pytest.mark.smoke_case("SGD")
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.LBFGS], ids=lambda kind: kind.__name__)
 def test_a_fit_is_that_of_ddp_and_leaves_nothing_behind(optimizer):
     from tests.launch.line import fitted

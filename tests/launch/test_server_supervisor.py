@@ -71,7 +71,6 @@ def test_a_script_of_one_model_trains_over_servers(folder, options, same, clips)
     assert not running_in(folder)
 
 
-@pytest.mark.smoke
 def test_no_process_outlives_the_command(folder):
     command = foretrain("run", "--nproc", "2", "--servers", "1", "--", "endless.py", str(folder))
     environment = {**os.environ, **QUIET}
@@ -83,6 +82,7 @@ def test_no_process_outlives_the_command(folder):
     until(lambda: not running_in(folder))
 
 
+@pytest.mark.smoke
 def test_no_process_outlives_the_command_that_is_killed(folder):
     with running("--servers", 1, "--", "endless.py", folder, folder=folder) as command:
         pids = {command.pid, *descendants(command.pid)}

@@ -27,7 +27,6 @@ def assert_learns_the_same(rows, exact=1e-6):
         assert not alone > exact
 
 
-@pytest.mark.smoke
 def test_ranks_of_a_script_learn_what_one_process_does():
     ended = foretrain("run", "--nproc", 2, "--schedule", "bytescheduler", "--", FILE, "across")
     assert ended.returncode == 0, ended.stderr

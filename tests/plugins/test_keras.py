@@ -33,7 +33,6 @@ def assert_learns_the_same(rows, updates=STEPS):
         assert not alone > EXACT
 
 
-@pytest.mark.smoke
 def test_a_model_that_crosses_the_barrier_learns_what_one_process_does_and_rank_0_keeps_it(tmp_path):
     ended = foretrain("run", "--nproc", 2, "--schedule", "bytescheduler", "--", FILE, "decay", tmp_path)
     assert ended.returncode == 0, ended.stderr
