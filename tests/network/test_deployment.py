@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 
 import numpy as np
 import pytest
@@ -95,13 +96,16 @@ def test_ranks_of_servers() -> None:
     assert ranks_per_server(topology("star:4@100Gbps"), np.arange(4)) == 1
 
 
+DEPLOYMENTS = cache(lambda text: Deployment(topology(text)))
+
+
 @settings(max_examples=20, deadline=None)
 @given(
     st.sampled_from(["star:5@100Gbps", "fat_tree:4@100Gbps", "bigraph:4x3@100Gbps", "dgx-a100:2"]),
     st.integers(1, 10**9),
 )
 def test_no_size_is_cheaper_per_byte_than_the_optimum_reckons(text: str, size: int) -> None:
-    place = Deployment(topology(text))
+    place = DEPLOYMENTS(text)
     assert place.duration("all_reduce", size) >= (size * place.cost.per_byte) >> COST_SHIFT
 
 

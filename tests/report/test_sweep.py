@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -24,11 +25,18 @@ COUNT = 2 * 4 * 8
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory):
-    expansion = expand(parse(SWEEP))
-    with ResultStore(tmp_path_factory.mktemp("sweep") / "journal", ScenarioResult) as journal:
-        run(expansion.scenarios.values(), journal, jobs=1)
-        return table(expansion.scenarios, journal.found)
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the results."""
+    folder = tmp_path_factory.mktemp("sweep") / "journal"
+    with ResultStore(folder, ScenarioResult) as journal:
+        run(expand(parse(SWEEP)).scenarios.values(), journal, jobs=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(simulated: Path):
+    with ResultStore(simulated, ScenarioResult) as journal:
+        return table(expand(parse(SWEEP)).scenarios, journal.found)
 
 
 def test_the_page_has_its_figures_and_numbers(made, tmp_path: Path):
@@ -70,13 +78,16 @@ def test_numbers_and_summary(made):
     assert set(told["rows"][0]) == set(told["columns"])
 
 
-def test_the_command_writes_what_duckdb_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_command_goes_on_with_what_was_simulated_and_writes_what_duckdb_reads(
+    simulated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     duckdb = pytest.importorskip("duckdb")
     file = tmp_path / "s.toml"
     file.write_text(SWEEP)
     outputs = [f"--{kind}={tmp_path / f'x.{kind}'}" for kind in ("html", "json")]
     main(["sweep", str(file), "--dry-run"])
     assert [path.name for path in tmp_path.iterdir()] == ["s.toml"]
+    shutil.copytree(simulated, tmp_path / "s.parquet.journal")
     main(["sweep", str(file), "--jobs=1", "--out", str(tmp_path / "s.parquet"), *outputs])
     main(["sweep", str(file), "--dry-run"])
 

@@ -21,8 +21,8 @@ def test_no_path_is_shorter(seed, metrics):
     sources, targets, connections = all_pairs(topology)
     paths = Shortest(topology).paths(sources, targets, connections)
     check_paths(topology, paths, sources, targets)
-    for flow, pair in enumerate(zip(sources.tolist(), targets.tolist(), strict=True)):
-        assert tuple(paths.of(flow).tolist()) in every_shortest_path(topology, *pair)
+    for flow in np.random.default_rng(seed).choice(len(sources), min(len(sources), 8), replace=False).tolist():
+        assert tuple(paths.of(flow).tolist()) in every_shortest_path(topology, int(sources[flow]), int(targets[flow]))
 
 
 def test_a_tie_goes_to_the_lowest_link():
