@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from foretrain.cli import accuracy, lab, main, run, search, simulate, topology
-from tests.processes import foretrain
+from tests import warm
+from tests.live import forked
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -109,7 +110,7 @@ def without_run_time(line: str) -> str:
 
 @pytest.mark.parametrize("command", sorted(outputs()))
 def test_commands_in_console_blocks_print_what_pages_show(command):
-    done = foretrain(*shlex.split(command), cwd=ROOT)
+    done = warm.run(forked.foretrain, shlex.split(command), ROOT)
     printed = {without_run_time(line) for line in (done.stdout + done.stderr).splitlines()}
     assert done.returncode == 0, done.stderr
     assert not {without_run_time(line) for line in outputs()[command]} - printed
