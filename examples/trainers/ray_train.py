@@ -39,7 +39,7 @@ def loop(config: dict[str, Any]) -> None:
 
 
 def main(schedule: str) -> None:
-    ray.init(num_cpus=4, include_dashboard=False, logging_level="warning", log_to_driver=False)
+    ray.init(num_cpus=3, include_dashboard=False, logging_level="warning", log_to_driver=False)
     with tempfile.TemporaryDirectory() as folder:
         trainer = TorchTrainer(
             loop,
