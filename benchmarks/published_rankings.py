@@ -1,20 +1,26 @@
 """Published runs that differ in their recipe alone: how forecasts rank them, and whether intervals of comparisons hold.
 
-Runs are those of accuracy/groundtruth-train.csv, with the forecasts that accuracy.py has kept. `benchmarks/search.py
---published` prints the rankings, `--rankings FOLDER` simulates the runs for their intervals.
+Runs are those of accuracy/groundtruth-train.csv, with the forecasts that accuracy.py has kept.
+
+    python benchmarks/published_rankings.py                    prints the rankings, as search.py does
+    python benchmarks/published_rankings.py --simulate FOLDER  simulates the runs first, and keeps what intervals of
+                                                               comparisons depend on in data/rankings.json; goes on from
+                                                               what FOLDER has
 """
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import itertools
 import json
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import msgspec
 from measure import machine
@@ -40,6 +46,7 @@ COMPARED = HERE / "data/rankings.json"
 """Accounts of a step of the runs of measured rankings."""
 LEAST = 4
 """Runs that make a ranking."""
+_YES = {True: "yes", False: "no "}
 
 
 @dataclass(frozen=True)
@@ -176,3 +183,30 @@ def rounded(account: Account) -> Account:
     }
     kernels = {name: float(f"{value:.7g}") for name, value in account.kernels.items()}
     return Account(**numbers, kernels=kernels)
+
+
+def show(rankings: Sequence[Ranking]) -> None:
+    """Print rankings, and what the errors of measured runs share."""
+    for one in rankings:
+        print(
+            f"{'computed' if one.computed else 'measured'}: {one.name:60} {one.runs:3} runs, {one.batches} batches  "
+            f"fastest in our first three: {_YES[one.top]} (by chance {one.chance:.0%})  "
+            f"our first takes {one.first:.2f} times as long, the best of our first three {one.three:.2f}  "
+            f"Spearman {one.rank:6.3f}  shared {one.shared:5.2f}  {one.inside} of {one.pairs} pairs in their interval"
+        )
+    alike = [one.shared for one in rankings if not one.computed and one.batches == 1]
+    print(f"shared, in the median of measured rankings of one batch: {median(alike):.2f}")
+
+
+def main() -> None:
+    """Simulate if asked, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--simulate", type=Path, metavar="FOLDER", help="simulate the runs, and keep that")
+    arguments = parser.parse_args()
+    if arguments.simulate:
+        simulate_rankings(arguments.simulate)
+    show([*published()])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,10 +1,14 @@
 """Recipes that others tuned and published: at which place they come among recipes around them, by `foretrain search`.
 
-`benchmarks/search.py --tuned FOLDER` searches, and keeps what it finds in data/tuned.json.
+Each is of a run of accuracy/groundtruth-train.csv.
+
+    python benchmarks/published_recipes.py                  prints what data/tuned.json keeps
+    python benchmarks/published_recipes.py --search FOLDER  searches first, and keeps that; goes on from what FOLDER has
 """
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import sys
@@ -144,6 +148,8 @@ def tuned_results() -> dict[str, dict[str, Any]]:
 
 def show_tuned(every: dict[str, dict[str, Any]]) -> None:
     """Print the places of published recipes."""
+    if not every:
+        print("tuned: nothing is kept yet; python benchmarks/published_recipes.py --search FOLDER searches")
     for name, one in every.items():
         lost = f"{one['ratio']:.3f} ± {one['error']:.3f} times the best" if one["place"] else one["reason"]
         place = f"number {one['place']} of {one['recipes']}"
@@ -151,3 +157,18 @@ def show_tuned(every: dict[str, dict[str, Any]]) -> None:
             f"tuned: {name}, {one['model']}: {one['published']} is {place}, {lost}; the best is {one['best']}",
             flush=True,
         )
+
+
+def main() -> None:
+    """Search if asked, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--search", type=Path, metavar="FOLDER", help="search around the recipes, and keep that")
+    arguments = parser.parse_args()
+    if arguments.search:
+        search_tuned(arguments.search)
+    else:
+        show_tuned(tuned_results())
+
+
+if __name__ == "__main__":
+    main()

@@ -15,7 +15,7 @@ simulation of failures, one by one.
 Published rankings: runs of accuracy/groundtruth-train.csv that differ in their recipe alone, with the forecasts that
 accuracy.py has kept; is the fastest that was measured among the three that are forecast to be? Runs that were published
 as measured but that a model computed are ranked apart, and do not count. How often a measured ratio of two recipes lies
-in the interval of their comparison is told by simulations that data/rankings.json keeps.
+in the interval of their comparison is told by simulations that published_rankings.py has kept in data/rankings.json.
 
     python benchmarks/search.py                   the same as --full: all spaces, and one that is too large to exhaust;
                                                   a space of which nothing is kept is exhausted first, in hours
@@ -26,10 +26,6 @@ in the interval of their comparison is told by simulations that data/rankings.js
     python benchmarks/search.py --torchtitan DIR  only torchtitan's own Llama-3-70B: a checkout of the commit which
                                                   compatibility/third_party.toml names, with its packages
     python benchmarks/search.py --published       only goodput and the published rankings, in a minute
-    python benchmarks/search.py --rankings FOLDER simulates the runs of the published rankings, and keeps what intervals
-                                                  of comparisons depend on; goes on from what FOLDER has
-    python benchmarks/search.py --tuned FOLDER    searches around recipes that others tuned and published, and keeps at
-                                                  which place these come; goes on from what FOLDER has
     python benchmarks/search.py --exhaust FOLDER  simulates spaces whole and keeps that; goes on from what FOLDER has;
                                                   with --quick or --space, of those alone
 
@@ -59,8 +55,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from measure import finish, machine, options
-from published_rankings import Ranking, published, simulate_rankings
-from published_recipes import search_tuned, show_tuned, tuned_results
+from published_rankings import Ranking, published, show
 from third_party import DATA, OFFLINE
 
 from foretrain.cli.progress import searching
@@ -80,7 +75,6 @@ KEPT = HERE / "data/search.json"
 HOUR = 3600.0
 SIMULATED_FAILURES = 10_000
 """Mean times between failures that a simulation of goodput works for."""
-_YES = {True: "yes", False: "no "}
 
 
 @dataclass(frozen=True)
@@ -314,23 +308,20 @@ def goodput_errors() -> Iterator[float]:
 
 
 def own_options(parser: argparse.ArgumentParser) -> None:
-    """--space, --store, --torchtitan, --published, --rankings, --tuned, --exhaust."""
+    """--space, --store, --torchtitan, --published, --exhaust."""
     parser.add_argument("--space", action="append", metavar="NAME", help="only spaces with this in their name")
     parser.add_argument("--store", type=Path, metavar="FOLDER", help="keep what was simulated, and go on from there")
     parser.add_argument("--torchtitan", type=Path, metavar="DIR", help="only torchtitan's own, in this checkout")
     parser.add_argument("--published", action="store_true", help="only goodput and the published rankings")
-    parser.add_argument("--rankings", type=Path, metavar="FOLDER", help="simulate published rankings, and keep that")
-    parser.add_argument("--tuned", type=Path, metavar="FOLDER", help="search around published recipes, and keep that")
     parser.add_argument("--exhaust", type=Path, metavar="FOLDER", help="simulate spaces whole, and keep that")
 
 
 def check(arguments: argparse.Namespace) -> None:
     """Raise SystemExit where options contradict each other."""
     given = {f"--{name}" for name, value in vars(arguments).items() if value}
-    alone = ("--quick", "--space", "--torchtitan", "--published", "--rankings", "--tuned")
-    groups = [alone]
-    groups += [("--exhaust", name) for name in ("--torchtitan", "--published", "--rankings", "--tuned", "--store")]
-    groups += [("--store", name) for name in ("--published", "--rankings", "--tuned")]
+    groups = [("--quick", "--space", "--torchtitan", "--published")]
+    groups += [("--exhaust", name) for name in ("--torchtitan", "--published", "--store")]
+    groups += [("--store", "--published")]
     for group in groups:
         if len(both := [name for name in group if name in given]) > 1:
             raise SystemExit(f"{' and '.join(both)}: give one of them")
@@ -361,12 +352,6 @@ def main() -> None:
             exhaust(case, arguments.exhaust)
             print(f"{case.name}: kept", flush=True)
         return
-    if arguments.rankings:
-        simulate_rankings(arguments.rankings)
-        return
-    if arguments.tuned:
-        search_tuned(arguments.tuned)
-        return
     found: list[Outcome] = []
     store = arguments.store and arguments.store.absolute()
     with TemporaryDirectory() as scratch, copied(arguments.torchtitan) if arguments.torchtitan else nullcontext():
@@ -379,16 +364,7 @@ def main() -> None:
                 flush=True,
             )
     rankings = list(published())
-    for one in rankings:
-        print(
-            f"{'computed' if one.computed else 'measured'}: {one.name:60} {one.runs:3} runs, {one.batches} batches  "
-            f"fastest in our first three: {_YES[one.top]} (by chance {one.chance:.0%})  "
-            f"our first takes {one.first:.2f} times as long, the best of our first three {one.three:.2f}  "
-            f"Spearman {one.rank:6.3f}  shared {one.shared:5.2f}  {one.inside} of {one.pairs} pairs in their interval"
-        )
-    alike = [one.shared for one in rankings if not one.computed and one.batches == 1]
-    print(f"shared, in the median of measured rankings of one batch: {median(alike):.2f}")
-    show_tuned(tuned_results())
+    show(rankings)
     goodput_error = max(goodput_errors())
     print(f"goodput by the closed form is within {goodput_error:.2%} of the simulation")
     results = {**of_spaces(found), **of_rankings(rankings), "goodput_error_max": goodput_error}

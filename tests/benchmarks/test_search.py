@@ -18,11 +18,21 @@ from tests.recipe_search.test_goodput import ACCOUNT
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
+def program(monkeypatch):
+    """Load a benchmark by its name."""
     monkeypatch.setattr(sys, "path", [str(ROOT / "benchmarks"), *sys.path])
-    # Dataclasses look up the module that they are defined in.
-    monkeypatch.setitem(sys.modules, "search", ModuleType("search"))
-    return module_at(ROOT / "benchmarks" / "search.py")
+
+    def load(name):
+        # Dataclasses look up the module that they are defined in.
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        return module_at(ROOT / "benchmarks" / f"{name}.py")
+
+    return load
+
+
+@pytest.fixture
+def benchmark(program):
+    return program("search")
 
 
 def test_an_interrupted_search_goes_on_in_its_folder_and_counts_the_time_of_all_parts(benchmark, tmp_path, monkeypatch):
@@ -147,8 +157,8 @@ def test_a_measured_ratio_is_in_the_interval_that_a_search_tells_of_a_comparison
         assert rankings.in_interval(measured, fast, accounts) == inside
 
 
-def test_a_published_recipe_is_a_point_of_the_space_around_it_with_the_published_command(benchmark):
-    recipes = sys.modules[benchmark.search_tuned.__module__]
+def test_a_published_recipe_is_a_point_of_the_space_around_it_with_the_published_command(program):
+    recipes = program("published_recipes")
     rows = {row.id: row for row in recipes.read()[0]}
     for tuned in recipes.TUNED:
         row = rows[tuned.run]
