@@ -185,7 +185,7 @@ def test_a_space_may_extend_a_preset():
     table = {"extends": "megatron", "values": {"cp": [1, 2]}, "require": ["cp <= tp"], "short_from": 8}
     mine = declared(table | {"arguments": ["--context-parallel-size={cp}"]})
     assert mine.values == preset.values | {"cp": [1, 2]}
-    assert mine.arguments == [*preset.arguments, "--context-parallel-size={cp}"]
+    assert mine.arguments == ["--context-parallel-size={cp}", *preset.arguments]
     assert mine.require == [*preset.require, "cp <= tp"]
     assert (mine.short_from, mine.flags, mine.short) == (8, preset.flags, preset.short)
     with pytest.raises(ConfigError, match="extends: 'megatro' is unknown; did you mean 'megatron'"):

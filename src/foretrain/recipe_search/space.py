@@ -26,8 +26,8 @@
 
 ``{name}`` in the script's arguments stands for a value. Expressions know all names, ``world`` (GPUs) and ``gpus`` (of a
 server). A ``.py`` file defines the same as a dictionary ``SPACE``, whose ``require`` may hold functions of a recipe's
-names as well. ``extends = "megatron"`` starts from a preset: tables are merged, conditions and arguments added to its
-own, and other keys replaced.
+names as well. ``extends = "megatron"`` starts from a preset: tables are merged, conditions added to its own, arguments
+in front of them, and other keys replaced.
 """
 
 from __future__ import annotations
@@ -297,8 +297,10 @@ def _extended(table: dict[str, Any]) -> dict[str, Any]:
         mine = table.get(key)
         if isinstance(known, dict) and isinstance(mine, Mapping):
             merged[key] = known | dict(mine)
-        elif key in ("require", "arguments") and isinstance(mine, list | tuple):
+        elif key == "require" and isinstance(mine, list | tuple):
             merged[key] = [*known, *mine]
+        elif key == "arguments" and isinstance(mine, list | tuple):
+            merged[key] = [*mine, *known]  # torchtitan's end in a subcommand, which no option may follow
     return merged
 
 
