@@ -1,8 +1,6 @@
 """Hooks around an optimizer's step, and the settings that ranks start with."""
 
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from foretrain.live.device.fork_server import _script_sources, _torch_imports, preload
 from foretrain.live.device.operator_cost import HostOptimizerStep, host_bandwidth
 from foretrain.live.device.settings import RankSettings
 from foretrain.units import SECOND
@@ -119,31 +116,3 @@ def test_settings_survive_encoding_and_fill_one_server_after_the_other(
         assert local < int(one["LOCAL_WORLD_SIZE"]) == sum(other == node for other, _ in seats)
         assert node < int(one["GROUP_WORLD_SIZE"]) == len({other for other, _ in seats})
         assert one["WORLD_SIZE"] == one["ROLE_WORLD_SIZE"] == str(world)
-
-
-def test_modules_of_pytorch_that_a_script_names_are_found() -> None:
-    source = """
-import os, torch.nn.functional as F
-from torch.distributed.fsdp import fully_shard
-from .torch.near import x
-def main():
-    from torch.utils import data
-    import torchvision
-"""
-    assert set(_torch_imports(source)) == {"torch.nn.functional", "torch.distributed.fsdp", "torch.utils"}
-
-
-def test_imports_are_read_from_a_script_and_from_files_beside_it_that_it_imports(tmp_path: Path) -> None:
-    texts = {"train": "import model\n", "model": "import train, layers, os\n", "layers": "import (", "other": "pass\n"}
-    for name, text in texts.items():
-        (tmp_path / f"{name}.py").write_text(text)
-    script = RankSettings((str(tmp_path / "train.py"),), "H100", 1, 1, "/store")
-    assert sorted(_script_sources(script)) == sorted(texts[name] for name in ("train", "model", "layers"))
-
-
-@pytest.mark.parametrize("text", ["import torch.no_such_module, torch.utils.dlpack", "\0", "import ("])
-def test_an_import_that_fails_is_left_to_the_script(text: str, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(text)
-    for name in ("train.py", "absent.py"):
-        preload(RankSettings((str(tmp_path / name),), "H100", 1, 1, "/store"))
-    assert "torch.no_such_module" not in sys.modules

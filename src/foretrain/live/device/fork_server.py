@@ -1,7 +1,7 @@
 """Fork server of all simulated ranks: PyTorch imported and the device activated once.
 
 Modules of PyTorch that the script will import are imported before the fork, so that ranks share them: FSDP and
-pipelining take half a second each.
+pipelining take half a second each (`foretrain.live.device.preload`).
 
 # Note [Protocol of the fork server]
 ``python -m foretrain.live.device.fork_server FD`` serves the process that started it over the socket FD, in lines of
@@ -15,12 +15,11 @@ With ``--warm`` before FD it forks fork servers instead, one for each message ``
 beside it: the socket that the fork server serves, and what its ranks write to. It tells ``{"forked": pid, "cpu":
 seconds}``, the CPU time that preparing it took. Simulations that differ in their arguments alone share more than
 PyTorch's import: a *template*, a process in which the device is activated, and all is imported that the script will
-import. It forks their fork servers.
+import of PyTorch and of installed libraries. It forks their fork servers.
 """
 
 from __future__ import annotations
 
-import ast
 import ctypes
 import gc
 import importlib
@@ -33,14 +32,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from foretrain.errors import ForetrainError
-from foretrain.live.device import native_build
+from foretrain.live.device import native_build, preload
 from foretrain.live.device.settings import RankSettings
 
 _SET_DEATH_SIGNAL = 1
@@ -80,9 +78,7 @@ def serve_warm(descriptor: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps them
     _die_with_parent(signal.SIGKILL)
     with socket.socket(fileno=descriptor) as control:
-        for name in (*_ALWAYS, *_OFTEN):
-            with suppress(ImportError):
-                importlib.import_module(name)
+        preload.import_all([*preload.ALWAYS, *preload.OFTEN])
         gc.freeze()
         templates: dict[RankSettings, socket.socket] = {}
         while True:
@@ -122,17 +118,41 @@ def _fork_template(
 
 
 def _serve_template(control: socket.socket, settings: RankSettings) -> None:
+    """Serve with the script's libraries imported, where processes forked then may share them; else without."""
     _deepen_stack()
-    device = None
+    device, libraries = None, ()
     with suppress(Exception):  # the fork server meets it again, and tells
         loaded = native_build.load()
         _activate(loaded, settings)
-        if any("torch.compile" in source for source in _script_sources(settings)):
-            _import_all(_COMPILING)
-        gc.collect()
-        gc.freeze()
         device = loaded
-    computed = 0.0
+        preload.preload_compiler(settings)
+        libraries = preload.libraries_of(settings)
+    if device is not None and libraries:
+        prepared = time.process_time()
+        heard, told = os.pipe()
+        if os.fork() == 0:
+            _die_with_parent(signal.SIGKILL)
+            os.close(heard)
+            if preload.import_libraries(libraries, settings, lambda: (device.counts(), device.memory_needed(0))):
+                os.write(told, b"+")
+                os.close(told)
+                _serve_forks(control, device, prepared)
+            os._exit(0)
+        os.close(told)
+        serves = os.read(heard, 1)
+        os.close(heard)
+        if serves:
+            with suppress(ChildProcessError):  # the system reaps it
+                os.waitpid(-1, 0)
+            return
+    _serve_forks(control, device)
+
+
+def _serve_forks(control: socket.socket, device: ModuleType | None, prepared: float = 0.0) -> None:
+    """Fork a fork server for each message; ``prepared`` are the seconds that this process's parent has computed."""
+    gc.collect()
+    gc.freeze()
+    computed = -prepared
     while True:
         told, descriptors = _receive(control)
         if not told:
@@ -175,7 +195,7 @@ def _activate(device: ModuleType, settings: RankSettings) -> None:
     from foretrain.live.device import rank
 
     rank.activate(device, settings)
-    preload(settings)
+    preload.preload(settings)
     if settings.schedule is not None:
         importlib.import_module("torch._dynamo.trace_rules")  # what follows needs it, and it takes long
 
@@ -295,67 +315,6 @@ def _die_with_parent(number: int) -> None:
     """Ask the system, where it can, for signal ``number`` when the parent dies."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, number)
-
-
-_ALWAYS = ("torch._dynamo", "torch._dynamo.trace_rules")
-"""Modules that optimizers and DistributedDataParallel import: a second, and 50 MiB in every rank."""
-
-
-_OFTEN = (
-    *("torch.distributed.fsdp", "torch.distributed.pipelining", "torch.distributed.tensor.parallel"),
-    "foretrain.live.device.rank",
-)
-"""Modules that many scripts import, too."""
-
-
-_COMPILING = (
-    *("torch._dynamo.backends.common", "torch._functorch.partitioners"),
-    *("torch._inductor.decomposition", "torch._inductor.pattern_matcher"),
-)
-"""Modules that ``torch.compile`` imports: a second, which a script may never need."""
-
-
-def preload(settings: RankSettings) -> None:
-    """Import the modules of PyTorch that the script and files beside it name; errors are left to the script."""
-    _import_all([*_ALWAYS, *(name for source in _script_sources(settings) for name in _torch_imports(source))])
-
-
-def _import_all(names: Iterable[str]) -> None:
-    for name in dict.fromkeys(names):
-        with suppress(Exception):
-            importlib.import_module(name)
-
-
-def _script_sources(settings: RankSettings) -> list[str]:
-    """Return the sources of a script and of files beside it that it imports.
-
-    Of a module there are none: to find it, its package would have to run.
-    """
-    script = Path(settings.script[0])
-    waiting, sources = [] if settings.module else [script], dict[Path, str]()
-    while waiting:
-        path = waiting.pop()
-        with suppress(OSError, ValueError, SyntaxError):
-            sources[path] = path.read_text(encoding="utf-8")
-            beside = (script.parent / f"{name}.py" for name in _imports(ast.parse(sources[path])))
-            waiting += [each for each in beside if each not in sources and each.is_file()]
-    return list(sources.values())
-
-
-def _torch_imports(source: str) -> Iterator[str]:
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return
-    yield from (name for name in _imports(tree) if name.startswith("torch."))
-
-
-def _imports(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
 
 
 if __name__ == "__main__":

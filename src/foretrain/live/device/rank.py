@@ -36,6 +36,7 @@ from foretrain.live.device import (
     nvidia_smi,
     operator_cost,
     operators,
+    preload,
     process_groups,
     put,
     represented,
@@ -126,18 +127,19 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
         device.measure_host()
     watchdog = _Watchdog(device, settings)
     device.set_on_unreal_read(watchdog)
-    clocks.install(device.host, device.spend)
 
     def warn(text: str) -> None:
         device.note(device.WARNING, 0, 0, text.encode())
 
+    with preload.following():
+        clocks.install(device.host, device.spend)
+        child_processes.install_spawn(settings, rank)
+        custom_kernels.install_extensions(costs, warn)
     child_processes.install_data_loader(warn)
     process_groups.expect(settings.world, rank, partial(_become, device) if settings.movable else None)
-    child_processes.install_spawn(settings, rank)
     child_processes.install_child_guard()
     child_processes.install_launcher_guard()
     compiler.set_charge(prices.fused)
-    custom_kernels.install_extensions(costs, warn)
     stand_ins.install(settings.stand_ins, partial(_tell_stand_in, settings))
     # What is measured is charged already.
     host = None if settings.measured_host else HostOptimizerStep(device.spend, warn)

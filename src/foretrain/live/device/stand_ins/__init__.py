@@ -43,22 +43,28 @@ _EXTENSIONS = {"fused_weight_gradient_mlp_cuda": "apex"}
 _OPTIONAL = frozenset({"apex", *_EXTENSIONS, "transformer_engine"})
 """Libraries that installed packages do without."""
 _TORCH = str(Path(torch.__file__).parent)
+_installed: list[_Finder] = []
+"""The finder of this process, if it has one."""
 _INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("purelib", "platlib")})
 
 
 def install(chosen: Sequence[str], tell: Callable[[str], None]) -> None:
-    """Let imports that find nothing else find the stand-ins.
+    """Let imports that find nothing else find the stand-ins; again, in a forked process, it only tells anew.
 
     Args:
         chosen: libraries to stand in for, of those that are not installed.
-        tell: called with the name of each library whose stand-in is imported.
+        tell: called with the name of each library whose stand-in is imported, or has been.
     """
+    if _installed:
+        _installed[0].tell_again(tell)
+        return
     extensions = [name for name, library in _EXTENSIONS.items() if library in chosen]
     absent = [name for name in (*chosen, *extensions) if importlib.util.find_spec(name) is None]
     if "triton" in absent:
         has_triton_package()  # PyTorch asks once, and must not ask when the stand-in has been imported
         import_without("triton", "torch._inductor.runtime.triton_compat")
-    sys.meta_path.append(_Finder(absent, tell))
+    _installed.append(_Finder(absent, tell))
+    sys.meta_path.extend(_installed)
     prepared = spawn.get_preparation_data
     put(spawn, get_preparation_data=lambda name: {"stand_ins": _HandedDown(chosen), **prepared(name)})
 
@@ -97,6 +103,13 @@ class _Finder(DistributionFinder):
 
     def __init__(self, names: Sequence[str], tell: Callable[[str], None]) -> None:
         self._names, self._tell = names, tell
+        self._imported: list[str] = []
+
+    def tell_again(self, tell: Callable[[str], None]) -> None:
+        """Call ``tell`` with what has been imported, and with what will be."""
+        self._tell = tell
+        for library in self._imported:
+            tell(library)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -115,6 +128,7 @@ class _Finder(DistributionFinder):
         load = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
+            self._imported.append(library)
             self._tell(library)
             load(module)
 
