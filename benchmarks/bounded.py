@@ -5,12 +5,12 @@ layers sleep. Cases are interleaved in the same processes.
 
 clean     all-reduces of 4 MiB, two in flight: foretrain's ring over TCP, and the same over UDP without tolerance
 lossy     a session of twelve layers whose communication takes as long as its computation, under TCP's schedules and
-          with bounded loss (p = 5 %) over the transposed all-reduce; beside each the forecast of the packet
-          simulation of the same lab (bounded_forecast.py), which knows of the hosts what all-reduces of two sizes take
-          there without losses, measured once per number of hosts and TCP. At some places also every other baseline,
-          without a forecast: gloo's all-reduce of each layer (DistributedDataParallel's order), schedules over a
-          parameter server beside rank 0 (P3, ByteScheduler, Prophet), and in our transport LTP's and OptiReduce's
-          rules (docs/bounded.md), error feedback, and P3 over a server
+          with bounded loss (p = 5 %; at some places 1 % or "auto") over the transposed all-reduce; beside each the
+          forecast of the packet simulation of the same lab (bounded_forecast.py), which knows of the hosts what
+          all-reduces of two sizes take there without losses, measured once per number of hosts and TCP. At some places
+          also every other baseline, without a forecast: gloo's all-reduce of each layer (DistributedDataParallel's
+          order), schedules over a parameter server beside rank 0 (P3, ByteScheduler, Prophet), and in our transport
+          LTP's and OptiReduce's rules (docs/bounded.md), error feedback, and P3 over a server
 training  real models on real data until an accuracy is reached (bounded_training.py)
 drops     rounds to the same accuracy where packets of small magnitude are dropped, and where any are, at the same share
           of lost bytes: four ranks in one process, without a network
@@ -25,7 +25,7 @@ steps is the slowest. RESULT's median_vs_best_tcp, p99_vs_best_tcp, tta_vs_best_
 under incast of 40 %, three bands, 1 % lost, and TCP not marked; clean_vs_tcp is of 2 hosts without losses.
 
 --quick trains nothing, so that RESULT's tta_vs_best_tcp and accuracy_delta are nan there: a time to accuracy of one
-seed says nothing, and five seeds take minutes. --full takes an hour and a half: with --json FILE each place is kept
+seed says nothing, and five seeds take minutes. --full takes two hours: with --json FILE each place is kept
 there as soon as it is measured, and the next run with the same FILE goes on from it, and says so; --only KIND… measures
 some, so that several runs make one FILE. Needs root.
 """
@@ -34,10 +34,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -45,6 +46,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bounded_training import STEPS
 from measure import finish, options, spread, written
 
 MIB = 1 << 20
@@ -78,12 +80,14 @@ class Place:
         schedules: of sessions.
         grey: whether only the last host's link loses packets.
         papers: whether every baseline is measured, too; by "lossy", under the last schedule and P3.
-        model, seeds: of "training" and "drops", see bounded_training.py.
+        model, seeds, steps: of "training" and "drops", see bounded_training.py.
         bands: of ports: with three, what is marked goes first, and what may be dropped is dropped first.
         over: of "clean": who sums what.
         marked: whether "lossy" has marked TCP, too.
         samples: of each case, after warm-up.
         compute: seconds of computation of a step.
+        tolerance: p, or "auto"; of "lossy" and "training".
+        least_timeout: of all hosts' TCP, ms; None is Linux's, 200.
     """
 
     what: str
@@ -102,6 +106,9 @@ class Place:
     papers: bool = False
     model: str = ""
     seeds: int = 1
+    steps: int = 100
+    tolerance: float | str = TOLERANCE
+    least_timeout: int | None = None
 
     def __str__(self) -> str:
         said = [f"{self.what}: {self.hosts} hosts", self.rate]
@@ -112,6 +119,8 @@ class Place:
         if self.bands > 1:
             said.append(f"{self.bands} bands")
         said += ["one grey link"] * self.grey + [self.model] * bool(self.model)
+        said += [f"tolerance {self.tolerance}"] * (self.tolerance != TOLERANCE)
+        said += [f"TCP's least timeout {self.least_timeout} ms"] * (self.least_timeout is not None)
         return ", ".join(said)
 
 
@@ -132,6 +141,8 @@ def places(quick: bool) -> list[Place]:
         for congestion in ("cubic", "bbr")
     ]
     lossy += [Place("lossy", 4, RATE, loss, samples=60) for loss in (0.0, 0.01)]
+    lossy += [Place("lossy", 2, RATE, 0.01, samples=60, tolerance=tolerance) for tolerance in (0.01, "auto")]
+    lossy += [Place("lossy", hosts, RATE, 0.01, samples=60, least_timeout=10) for hosts in (2, 3)]
     incast = [
         Place(
             "lossy",
@@ -160,6 +171,7 @@ def places(quick: bool) -> list[Place]:
             papers=model == "digits" and congestion == "cubic",
             model=model,
             seeds=5,
+            steps=STEPS[model],
         )
         for model, loss, congestion, background, bands in (
             ("digits", 0.0, "cubic", 0.0, 1),
@@ -168,6 +180,7 @@ def places(quick: bool) -> list[Place]:
             ("digits", 0.01, "cubic", 0.4, 3),
             ("characters", 0.01, "cubic", 0.0, 1),
             ("characters", 0.01, "cubic", 0.4, 3),
+            ("images", 0.01, "cubic", 0.0, 1),
         )
     ]
     drops = [Place("drops", 4, "none", share, model="digits", seeds=5) for share in (0.1, 0.3, 0.5)]
@@ -319,7 +332,7 @@ def lossy(place: Place) -> dict[str, Any]:
     import foretrain as ft
     from foretrain.schedule import Spec
 
-    transports: dict[str, Any] = {"tcp": ft.AllReduce(), "bounded": ft.BoundedLoss(TOLERANCE)}
+    transports: dict[str, Any] = {"tcp": ft.AllReduce(), "bounded": ft.BoundedLoss(place.tolerance)}
     if place.marked:
         transports["marked-tcp"] = ft.AllReduce()
     cases = {
@@ -329,8 +342,8 @@ def lossy(place: Place) -> dict[str, Any]:
     }
     if place.papers:
         last = place.schedules[-1]
-        cases |= {f"{name} {last}": (last, transport) for name, transport in papers(TOLERANCE).items()}
-        cases["bounded-server p3"] = "p3", ft.BoundedLoss(TOLERANCE, over="ps")
+        cases |= {f"{name} {last}": (last, transport) for name, transport in papers(place.tolerance).items()}
+        cases["bounded-server p3"] = "p3", ft.BoundedLoss(place.tolerance, over="ps")
     forward = place.compute / LAYERS / 3
     found: dict[str, Any] = {}
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -433,7 +446,7 @@ def training(place: Place) -> dict[str, Any]:
     """Return the accuracy of a training over time, under each case."""
     from bounded_training import train
 
-    return train(place, TOLERANCE)
+    return train(place, place.tolerance)
 
 
 # Around them
@@ -449,6 +462,10 @@ def measured(place: Place) -> dict[str, Any]:
     selective |= {"lossy_host": place.hosts - 1} if place.grey else {}
     conditions = Conditions(loss=place.loss, background=place.background, **selective)  # pyright: ignore
     with Lab.up("bounded", place.hosts, place.rate, congestion=place.congestion, conditions=conditions) as lab:  # pyright: ignore[reportArgumentType]
+        if place.least_timeout is not None:
+            setting = f"net.ipv4.tcp_rto_min_us={1000 * place.least_timeout}"
+            for host in range(place.hosts):
+                subprocess.run(lab.command(host, ["sysctl", "-qw", setting]), check=True)
         launch(
             lab,
             [sys.executable, str(Path(__file__).absolute())],
@@ -491,7 +508,9 @@ def forecasts(place: Place, found: dict[str, Any], hosts: dict[str, Any]) -> dic
     import foretrain as ft
     from foretrain.schedule import CostModel
 
-    transports: dict[str, Any] = {"tcp": ft.AllReduce(), "bounded": ft.BoundedLoss(TOLERANCE)}
+    transports: dict[str, Any] = {"tcp": ft.AllReduce()}
+    if place.tolerance != "auto":  # which the simulation does not follow
+        transports["bounded"] = ft.BoundedLoss(place.tolerance)
     where = Place("alone", place.hosts, place.rate)
     added = {name: overheads(where, each, hosts[name], hosts["sleep"]) for name, each in transports.items()}
     layers = [4 * size for size in sizes(place)]
@@ -542,18 +561,31 @@ def _described(place: Place) -> dict[str, Any]:
     return json.loads(json.dumps(asdict(place)))
 
 
+def _host_times(place: Place) -> Place:
+    """Return where `alone` measures what hosts add at ``place``."""
+    return Place("alone", place.hosts, place.rate, min(place.loss, HARDLY), place.congestion)
+
+
 class Kept:
     """What was measured, by place, in the file of --json, where it outlives a run that was cut off.
+
+    What was measured at places that are no more is forgotten; places of older files lack what has its default.
 
     Attributes:
         details: all of it, in the order in which it was measured.
     """
 
-    def __init__(self, arguments: Namespace) -> None:
+    def __init__(self, arguments: Namespace, places: Iterable[Place]) -> None:
+        known = [_described(each) for place in places for each in (place, _host_times(place))]
         self._file: Path | None = None if arguments.quick else arguments.json
         self.details: list[Any] = []
         if self._file is not None and self._file.exists():
-            self.details = json.loads(self._file.read_text())["details"]
+            for each in json.loads(self._file.read_text())["details"]:
+                place = _described(Place(**each["place"]))
+                if place in known:
+                    self.details.append({"place": place, "found": each["found"]})
+                else:
+                    print(f"forgotten, as it is measured otherwise now: {Place(**each['place'])}")
             print(f"{len(self.details)} places are kept from {self._file}; delete it to measure them anew")
 
     def find(self, place: Place) -> dict[str, Any] | None:
@@ -583,7 +615,7 @@ def main() -> None:
     from foretrain.comm.collectives.runners import library
 
     library(), callbacks()  # so that no rank compiles them
-    kept = Kept(arguments)
+    kept = Kept(arguments, places(arguments.quick))
     values: dict[str, float] = {}
     errors: list[float] = []
     for place in places(arguments.quick):
@@ -609,7 +641,7 @@ def main() -> None:
             if place.background and place.model == "digits":
                 values["tta_vs_best_tcp"], values["accuracy_delta"] = ratios["ratio"], ratios["delta"]
         else:
-            lab = Place("alone", place.hosts, place.rate, min(place.loss, HARDLY), place.congestion)
+            lab = _host_times(place)
             if known is None:
                 if (hosts := kept.find(lab)) is None:
                     hosts = measured(lab)

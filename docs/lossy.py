@@ -117,16 +117,23 @@ def clean(places: Sequence[Mapping[str, Any]]) -> str:
 
 def trainings(places: Sequence[Mapping[str, Any]]) -> str:
     """Return the seconds of each training to its accuracy."""
-    heads = ["2 hosts, 300 Mb/s", *TRAINED.values(), "speedup, TCP's time ÷ ours", "accuracy less TCP's, points"]
+    heads = [
+        "2 hosts, 300 Mb/s",
+        *TRAINED.values(),
+        "lost",
+        "speedup, TCP's time ÷ ours",
+        "accuracy less TCP's, points",
+    ]
     rows = [f"| {' | '.join(heads)} |", f"|---|{'--:|' * (len(heads) - 1)}"]
     for one in places:
         place, summary = one["place"], one["found"]["summary"]
         target, cases = summary["target"], summary["cases"]
         cells = [_reached(cases[name]) if name in cases else "–" for name in TRAINED]
+        lost = _percent(cases["bounded"]["lost"], 2) if "lost" in cases["bounded"] else "–"
         ratio = f"**{summary['ratio']:.2f}**" if summary["ratio"] >= 1.1 else f"{summary['ratio']:.2f}"
         cost = f"{_signed(summary['delta'])}, at least {_signed(summary['least'])}"
         said = f"{place['model']} to {100 * target:.0f} %, {_conditions(place)}"
-        rows.append(f"| {' | '.join([said, *cells, ratio, cost])} |")
+        rows.append(f"| {' | '.join([said, *cells, lost, ratio, cost])} |")
     return "\n".join(rows) + "\n"
 
 
@@ -162,6 +169,11 @@ def _conditions(place: Mapping[str, Any]) -> str:
         said.append(f"one grey link of {loss}")
     elif place["loss"] or not place["background"]:
         said.append(f"{loss} loss" if place["loss"] else "clean")
+    tolerance = place.get("tolerance", 0.05)
+    if tolerance != 0.05:
+        said.append('p by `"auto"`' if tolerance == "auto" else f"p = {100 * tolerance:g} %")
+    if timeout := place.get("least_timeout"):
+        said.append(f"TCP's least timeout {timeout} ms")
     return ", ".join(said + ["BBR"] * (place["congestion"] == "bbr"))
 
 
@@ -183,8 +195,8 @@ def _both(times: tuple[float, float]) -> str:
     return ", ".join(f"{value:.1f}" if value < 100 else f"{value:.0f}" for value in times)
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %".replace("-", "−")
+def _percent(share: float, digits: int = 1) -> str:
+    return f"{100 * share:.{digits}f} %".replace("-", "−")
 
 
 def _signed(share: float) -> str:

@@ -27,10 +27,10 @@ def test_rings_that_are_made_meanwhile_mark_what_they_send_and_others_do_not(ben
 def test_what_was_measured_is_found_again_by_another_run_but_only_at_the_same_place(benchmark, tmp_path):
     here, there = benchmark.Place("lossy", 2, "1Gbps"), benchmark.Place("lossy", 2, "1Gbps", 0.01)
     arguments = Namespace(quick=False, json=tmp_path / "kept.json")
-    first = benchmark.Kept(arguments)
+    first = benchmark.Kept(arguments, [])
     assert first.find(here) is None
     first.add(here, {"tcp fifo": [0.1]})
-    again = benchmark.Kept(arguments)
+    again = benchmark.Kept(arguments, [here, there])
     assert again.find(here) == {"tcp fifo": [0.1]}
     assert again.find(there) is None
     again.add(there, {})
@@ -40,9 +40,51 @@ def test_what_was_measured_is_found_again_by_another_run_but_only_at_the_same_pl
     assert [path.name for path in tmp_path.iterdir()] == ["kept.json"]
 
 
+def test_places_of_older_files_have_defaults_and_those_that_are_no_more_are_forgotten(benchmark, tmp_path, capsys):
+    here, gone = benchmark.Place("lossy", 2, "1Gbps"), benchmark.Place("training", 2, "1Gbps", model="characters")
+    older = {key: value for key, value in benchmark._described(here).items() if key != "tolerance"}
+    details = [{"place": older, "found": {"tcp": [1]}}, {"place": benchmark._described(gone), "found": {}}]
+    (tmp_path / "kept.json").write_text(json.dumps({"name": "bounded", "details": details}))
+    kept = benchmark.Kept(Namespace(quick=False, json=tmp_path / "kept.json"), [here])
+    assert kept.find(here) == {"tcp": [1]}
+    assert len(kept.details) == 1
+    assert "measured otherwise now: training: 2 hosts" in capsys.readouterr().out
+
+
+def test_what_was_kept_is_of_places_that_are_measured(benchmark, tmp_path):
+    """Only the two trainings that were too short are not."""
+    from pathlib import Path
+
+    record = Path(benchmark.__file__).parent / "data" / "bounded_lab.json"
+    kept = benchmark.Kept(Namespace(quick=False, json=record), benchmark.places(False))
+    assert len(kept.details) >= 50
+
+
+def test_the_optimum_of_images_is_what_accuracy_is_measured_by(benchmark):
+    """A model that is the best classifier, nearest prototype, has an accuracy of one."""
+    import bounded_training
+    import torch
+
+    made = bounded_training.images(0)
+    draw = torch.Generator().manual_seed(0)
+    prototypes = torch.nn.functional.interpolate(
+        torch.randn(10, 3, 4, 4, generator=draw), size=16, mode="bicubic"
+    ).flatten(1)
+
+    class Best(torch.nn.Module):
+        def forward(self, inputs):
+            return inputs.flatten(1) @ prototypes.T - (prototypes**2).sum(1) / 2
+
+    assert made["evaluate"](Best()) == pytest.approx(1, abs=0.002)
+    assert made["evaluate"](made["model"]) < 0.5
+    inputs, classes = next(iter(made["batches"]))
+    assert inputs.shape == (64, 3, 16, 16)
+    assert classes.shape == (64,)
+
+
 def test_a_quick_run_keeps_nothing(benchmark, tmp_path):
     arguments = Namespace(quick=True, json=tmp_path / "kept.json")
-    kept, place = benchmark.Kept(arguments), benchmark.Place("lossy", 2, "1Gbps")
+    kept, place = benchmark.Kept(arguments, []), benchmark.Place("lossy", 2, "1Gbps")
     kept.add(place, {})
     assert kept.find(place) == {}
     assert not arguments.json.exists()
@@ -155,9 +197,8 @@ def test_drops_are_summed_up_by_rounds(benchmark, capsys):
 def test_as_many_bytes_are_dropped_either_way(benchmark, by, monkeypatch):
     import bounded_training
 
-    monkeypatch.setitem(bounded_training.STEPS, "digits", 12)
     monkeypatch.setattr(bounded_training, "DROPS", {by: bounded_training.DROPS[by]})
-    found = bounded_training.drops(benchmark.Place("drops", 4, "none", 0.3, model="digits", seeds=1))
+    found = bounded_training.drops(benchmark.Place("drops", 4, "none", 0.3, model="digits", seeds=1, steps=12))
     [one] = found[by]
     # By magnitude nothing may be dropped in the first round, and the share of others varies with their values.
     assert one["lost"] == pytest.approx(0.3, rel=0.15)
