@@ -51,7 +51,7 @@ def test_places_of_older_files_have_defaults_and_those_that_are_no_more_are_forg
     assert "measured otherwise now: training: 2 hosts" in capsys.readouterr().out
 
 
-def test_what_was_kept_is_of_places_that_are_measured(benchmark, tmp_path):
+def test_what_was_kept_is_of_places_that_are_measured(benchmark):
     """Only the two trainings that were too short are not."""
     from pathlib import Path
 
