@@ -63,7 +63,8 @@ def advise(baseline: Run, runs: Sequence[Run]) -> Advice:
     updates = _updates(baseline, best)
     worth = (baseline.iteration_time - updates) / best.iteration_time >= _WORTH
     deviation = gain * ratio_deviation(baseline.cluster, best.cluster)
-    verdict = _verdict(baseline, best, worth, deviation) + _caveat(baseline, best, updates)
+    others = {run.schedule.name for run in runs} - {baseline.schedule.name, IDEAL}
+    verdict = _verdict(baseline, best, worth, deviation, *(others if len(others) == 1 else ()))
     if _costly(best):
         # T* leaves latency and θ out, so nothing that is read off it would be to the point.
         reasons = (
@@ -71,12 +72,14 @@ def advise(baseline: Run, runs: Sequence[Run]) -> Advice:
             "fewer and larger operations or a faster network stack would help"
         )
     else:
-        further = "beyond that, " if worth and best.bound.kind == "compute-bound" else ""
+        room = baseline.iteration_time / baseline.bound.time >= _WORTH
+        further = "beyond that, " if room and best.bound.kind == "compute-bound" else ""
         reasons = f"{_why(best)}; {further}{_what_helps(best)}"
-    return Advice(worth, gain, deviation, verdict, reasons)
+    return Advice(worth, gain, deviation, verdict, _caveat(baseline, best, updates) + reasons)
 
 
-def _verdict(baseline: Run, best: Run, worth: bool, deviation: float) -> str:
+def _verdict(baseline: Run, best: Run, worth: bool, deviation: float, only: str = "") -> str:
+    """Return whether a change is worth it; ``only`` names the schedule where no other was compared with DDP."""
     gain, limit = (baseline.iteration_time / time for time in (best.iteration_time, baseline.bound.time))
     if worth:
         return (
@@ -85,6 +88,9 @@ def _verdict(baseline: Run, best: Run, worth: bool, deviation: float) -> str:
         )
     if limit < _WORTH:
         return f"Not worth it, keep DDP: its best is within {limit - 1:.1%} of the optimum; no schedule can gain more"
+    if only:
+        what = f"gains {gain - 1:.1%} ± {deviation:.1%} over" if gain > 1 else "does not beat"
+        return f"{only} {what} DDP at its best: not worth it; another schedule could gain up to {limit - 1:.1%}"
     if gain <= 1:
         what = "no schedule here beats DDP at its best"
     else:
@@ -107,7 +113,8 @@ def _caveat(baseline: Run, best: Run, updates: Time) -> str:
     if not updates or updates < gained / 4:
         return ""
     return (
-        f" ({updates / gained:.0%} of that by updating parameters beside the computation, if the GPU has room for that)"
+        f"{updates / gained:.0%} of the gain is from updating parameters beside the computation, if the GPU has room "
+        "for that; "
     )
 
 

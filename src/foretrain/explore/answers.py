@@ -276,9 +276,11 @@ def network(question: Question, source: Opened) -> str:
     place: Deployment = deployment(f"{_shape(question)}@{question.rate:.6g}Gbps")
     found = exchange(place, "all_reduce", work.size)
     from_, to, used = found.busiest
+    engine = "a ring" if question.engine == "all_reduce" else "parameter servers"
     document = {
         "query": question.query(),
-        "text": f"{found.name} of {format_size(work.size)} among {found.ranks} ranks of {found.topology.name}: "
+        "text": f"All-reduce of {format_size(work.size)} among {found.ranks} ranks of {found.topology.name} by the "
+        f"fastest algorithm, {found.name}; the tab Schedule counts {engine}. "
         f"{format_time(found.time)}, bus bandwidth {found.bandwidth / 1e9:.3g} GB/s; "
         f"the busiest link, {from_} to {to}, is {used:.0%} used. {NOT_MEASURED[0].upper()}{NOT_MEASURED[1:]}.",
         "command": f"foretrain collective {_shape(question)}@{question.rate:.6g}Gbps --size {work.size}B",

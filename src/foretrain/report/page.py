@@ -81,12 +81,20 @@ def cards(comparison: Comparison) -> list[Card]:
 
 def _choice(comparison: Comparison, best: Run) -> Card:
     alike = [run.schedule.name for run in ranking(comparison) if tied(run, best) and run.schedule.name != IDEAL]
-    names = ", ".join(dict.fromkeys(alike))
+    names = list(dict.fromkeys(alike))
+    listed = ", ".join(names)
     if not comparison.advice.worth_it:
-        return Card("Schedule", "keep DDP", f"the fastest, within 0.5 % of each other: {names}")
+        slower = comparison.speedup(best) - 1
+        if "ddp" in names or slower <= 0:
+            note = f"as fast, within 0.5 %: {listed}" if len(names) > 1 else "the fastest of all that were compared"
+        else:
+            note = f"{slower:.1%} slower than the fastest: {listed}"
+        return Card("Schedule", "keep DDP", note)
     error = usual(comparison.cluster).forecast
     note = f"{format_time(best.iteration_time)} ± {error:.1%}, {best.gap:.1%} above T*"
-    return Card("Best schedule", best.schedule.name, note + (f"; as fast: {names}" if len(set(alike)) > 1 else ""))
+    compared = {run.schedule.name for run in comparison.runs} - {"ddp", IDEAL}
+    title = "Best schedule" if len(compared) > 1 else "Schedule compared"
+    return Card(title, best.schedule.name, note + (f"; as fast: {listed}" if len(names) > 1 else ""))
 
 
 def _binding(bound: Bound) -> Card:
