@@ -91,7 +91,12 @@ def test_marks_are_acknowledged_and_shrink_the_window_until_they_end(host):
 
 
 def test_what_may_be_dropped_is_never_marked():
-    def mark(_, service):
+    """What goes again, as where a host was held up, must arrive, and may be marked."""
+    droppable = set()
+
+    def mark(packet, service):
+        if packet[14] == DATA and not packet[15] & 1:
+            droppable.add(service & MARKED)
         return service | MARKED if service & MARKED == CAPABLE else service
 
     with Network(perfect, mark) as network, group(2, tolerance=0.3, network=network) as members:
@@ -99,7 +104,9 @@ def test_what_may_be_dropped_is_never_marked():
         for one, work in [(one, one.reduce_scatter(each)) for one, each in zip(members, values, strict=True)]:
             assert work.wait(300)
             assert one.engine.counted()["received"] >= 20
-            assert one.engine.counted()["marked"] == 0
+        again = sum(one.engine.counted()["sent_again"] for one in members)
+        assert sum(one.engine.counted()["marked"] for one in members) <= again
+    assert droppable == {0}
 
 
 def test_a_queue_shrinks_the_window_though_nothing_is_marked():
