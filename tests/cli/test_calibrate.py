@@ -44,7 +44,6 @@ def cpu(tmp_path_factory) -> Path:
     return path
 
 
-@pytest.mark.smoke
 def test_a_quick_calibration_describes_the_cpu(cpu):
     found = calibration.load(cpu)
     device = found.described()

@@ -65,7 +65,7 @@ def test_without_rank_0_the_others_end_with_its_name():
 def test_who_has_another_secret_is_refused():
     places = addresses(2)
     with ThreadPoolExecutor(2) as pool:
-        first, stranger = start(pool, 0, places, timeout=5.0), start(pool, 1, places, bytes(32), timeout=5.0)
+        first, stranger = start(pool, 0, places, timeout=3.0), start(pool, 1, places, bytes(32), timeout=3.0)
         with pytest.raises(LinkError, match="it has another secret"):
             stranger.result()
         found = first.result()

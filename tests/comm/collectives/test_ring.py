@@ -323,7 +323,7 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_a_rank_that_does_not_know_the_secret_is_refused():
-    first, second = attempts(2, lambda rank: SECRET if rank == 0 else secrets.token_bytes(32), timeout=5.0)
+    first, second = attempts(2, lambda rank: SECRET if rank == 0 else secrets.token_bytes(32), timeout=3.0)
     with pytest.raises(LinkError, match="rank 0 was not reached by rank 1"):
         first.result()
     with pytest.raises(LinkError, match="it refused us: it has another secret") as caught:

@@ -26,7 +26,6 @@ def test_a_fused_kernel_reads_its_inputs_and_writes_what_is_used_outside() -> No
     assert boundary(run) == 4 * (100 * 200 + 200 + 2 * 200 * 100)
 
 
-@pytest.mark.smoke
 @on_gpus()
 def test_compiled_chains_are_one_kernel_and_products_their_own() -> None:
     def chain(x):

@@ -44,6 +44,7 @@ SERVED = BoundedLoss(0.0, "ps", updates="servers")
 
 
 @pytest.mark.parametrize("name", ["momentum", "amsgrad", "asgd"])
+@pytest.mark.smoke_case("momentum")
 def test_every_optimizer_with_groups_and_a_learning_rate_schedule(ranks, name):
     schedule = "bytescheduler(partition=100KiB, credit=200KiB)"
     assert_same(ranks, grouped, *OPTIMIZERS[name], transport=SERVED, schedule=schedule)
@@ -54,7 +55,6 @@ def test_buckets_and_schedules_that_push_and_pull_apart(ranks, schedule):
     assert_same(ranks, plain, transport=SERVED, schedule=schedule)
 
 
-@pytest.mark.smoke
 def test_three_workers(three):
     assert_same(three, plain, tolerance=ROUNDING, transport=SERVED)
 
