@@ -171,7 +171,9 @@ def test_a_library_is_imported_once_for_all_simulations_where_that_is_safe(
     with Path(os.devnull).open("w") as output, WarmForkServers(output.fileno()) as warm:
         shared = [step(warm) for _ in range(2)]
     assert len((installed / "imports").read_text()) == imports
-    assert shared == [step(None)] * 2
+    assert shared[0] == shared[1]
+    if imports == 1:
+        assert shared[0] == step(None)
 
 
 def test_a_file_beside_the_script_hides_a_library_that_another_library_imports(installed: Path, tmp_path: Path) -> None:
