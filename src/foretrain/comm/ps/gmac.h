@@ -95,7 +95,7 @@ inline void stored(Block block, uint8_t* to) {
 // Keys of one direction.
 class Gmac {
   public:
-    static const int POWERS = 32;
+    static constexpr int POWERS = 32;
     explicit Gmac(const uint8_t key[16]) : aes_(key) {
         uint8_t zero[16] = {0};
         aes_.encrypt(zero);

@@ -403,7 +403,7 @@ class Outlet {
     void received(int64_t size) { under_way_ = std::max<int64_t>(0, under_way_ - size); }
 
   private:
-    static const int64_t SHARED = 64 << 10;     // frames.SMALL
+    static constexpr int64_t SHARED = 64 << 10;     // frames.SMALL
     struct Entry {
         int64_t urgency, count;
         Value value;

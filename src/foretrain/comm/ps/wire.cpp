@@ -392,7 +392,7 @@ class Wire {
     }
 
   private:
-    static const uint64_t LISTEN = ~0ull, STOP = ~1ull;
+    static constexpr uint64_t LISTEN = ~0ull, STOP = ~1ull;
     using Lock = std::lock_guard<std::mutex>;
 
     static void wake(int fd) {
