@@ -26,7 +26,7 @@ def test_the_kernel_counts_what_this_process_sends():
 )
 def test_bounded_loss_is_recommended_only_where_packets_are_lost(again, sent, recommended):
     line = loss_advice(again, sent)
-    assert ("try --tolerance" in line) == recommended
+    assert ("compare with --tolerance" in line) == recommended
     assert ("is not recommended" in line) != recommended
 
 
