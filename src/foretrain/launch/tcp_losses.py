@@ -37,6 +37,6 @@ def loss_advice(again: int, sent: int) -> str:
         return f"{found}: bounded loss (--tolerance) gains nothing on such a clean network, and is not recommended"
     return (
         f"{found}: where packets are lost, TCP waits 200 ms for the last ones. Set its least timeout to 10 ms (sysctl "
-        "net.ipv4.tcp_rto_min_us=10000, or ip route change … rto_min 10ms); then compare with --tolerance 0.01, or auto "
-        "(docs/bounded.md)"
+        "net.ipv4.tcp_rto_min_us=10000, or ip route change … rto_min 10ms); then compare with --tolerance 0.01, or "
+        "auto (docs/bounded.md)"
     )
