@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from foretrain.parent_death import run_to_end
+from foretrain.parent_death import ending_with_this, run_to_end
 
 
 def test_a_command_that_fails_says_what_it_wrote():
@@ -39,3 +39,12 @@ def test_a_command_ends_with_a_parent_that_is_killed(tmp_path):
         assert pipe.readline() == b"runs\n"
         parent.send_signal(signal.SIGKILL)
         assert pipe.read() == b""  # to the end of the last process
+
+
+def test_a_command_is_not_run_where_its_parent_has_ended_before(tmp_path):
+    command = ending_with_this(["touch", tmp_path / "ran"])
+    elsewhere = ["sh", "-c", '"$@"; exit $?', "sh", *command]  # a child of another process than the one that is named
+    assert subprocess.run(elsewhere, capture_output=True, check=False).returncode
+    assert not (tmp_path / "ran").exists()
+    subprocess.run(command, check=True)
+    assert (tmp_path / "ran").exists()

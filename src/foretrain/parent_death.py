@@ -1,7 +1,7 @@
 """End a process with its parent, also where the parent is killed outright.
 
-As a script this file runs a command, and ends it and all that it has started with the parent: a compiler is several
-processes, of which the system tells one only.
+As a script this file runs a command, and ends it and all that it has started with the parent, whose process id is its
+first argument: a compiler is several processes, of which the system tells one only.
 """
 
 from __future__ import annotations
@@ -19,9 +19,20 @@ _SET_DEATH_SIGNAL = 1
 
 
 def end_with_parent() -> None:
-    """Request SIGTERM from the system when the parent has ended; do nothing where that is not supported."""
+    """Request SIGTERM from the system when the parent has ended; do nothing where that is not supported.
+
+    A parent that has ended before is not noticed; `ending_with_this` runs commands that do.
+    """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)
+
+
+def ending_with_this(command: Sequence[str]) -> list[str]:
+    """Return the command that runs ``command``, and ends it and all of its process group with this process.
+
+    Start it in a session of its own: at its end it kills its process group.
+    """
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
 def run_to_end(*commands: Sequence[str], timeout: float | None = None) -> None:
@@ -48,7 +59,7 @@ def run_to_end(*commands: Sequence[str], timeout: float | None = None) -> None:
 def _started(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
     """Start ``command``, and end all that it has started."""
     with subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, *command],
+        ending_with_this(command),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -65,8 +76,11 @@ def _started(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
 def _main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
     end_with_parent()
+    parent, command = int(sys.argv[1]), sys.argv[2:]
+    if os.getppid() != parent:
+        sys.exit("the process that has started this one ended before it could be told")
     try:
-        sys.exit(subprocess.call(sys.argv[1:]))
+        sys.exit(subprocess.call(command))
     except OSError as error:
         sys.exit(str(error))
 

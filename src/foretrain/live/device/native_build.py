@@ -30,7 +30,7 @@ from subprocess import PIPE
 from types import ModuleType
 
 from foretrain.errors import ForetrainError, MissingExtra
-from foretrain.parent_death import end_with_parent, run_to_end
+from foretrain.parent_death import ending_with_this, run_to_end
 from foretrain.torch_version import require_simulable_torch, torch_folder, torch_version
 
 _log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ def building() -> Iterator[Callable[[Progress], None]]:
     if _kept(_fingerprint(require_simulable_torch("the simulated GPU"))) is not None:
         yield lambda progress: None
         return
-    command = [sys.executable, "-m", __spec__.name]
+    command = ending_with_this([sys.executable, "-m", __spec__.name])
     with subprocess.Popen(command, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True) as process:
         try:
             yield lambda progress: _follow(process, progress)
@@ -274,9 +274,7 @@ def _run(command: list[str]) -> None:
 
 
 def main() -> None:
-    """Compile the extension if need be, print how far that is, and copy it into a given folder; end with the parent."""
-    signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGKILL))
-    end_with_parent()
+    """Compile the extension if need be, print how far that is, and copy it into a given folder."""
 
     def told(done: int, every: int) -> None:
         print(done, every, flush=True)
