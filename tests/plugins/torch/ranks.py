@@ -43,6 +43,7 @@ _TORCH = ("torch._dynamo", "torch.distributed", "torch.nn.parallel", "pytest", "
 _GRACE = 10.0
 """Seconds that the other ranks get, once one has failed, to say what they saw."""
 _PR_SET_PDEATHSIG = 1
+_forkers: list[socket.socket] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,11 +253,14 @@ def raise_ranks(descriptor: int, imported: Sequence[str]) -> None:
     others only wait for threads, and do what is registered for the end.
     """
     channel = Connection(descriptor)
-    _die_with_parent()
+    die_with_parent()
     for module in imported:
         importlib.import_module(module)
     gc.freeze()  # else a rank that ends collects, and so copies, all of torch: half a second
-    join = _join_by_gloo if "torch.distributed" in imported else _join_by_session
+    by_gloo = "torch.distributed" in imported
+    join = _join_by_gloo if by_gloo else _join_by_session
+    if by_gloo:
+        _fork_forker(channel)
     exits: dict[int, int] = {}
     while True:
         try:
@@ -282,9 +286,32 @@ def raise_ranks(descriptor: int, imported: Sequence[str]) -> None:
         channel.send(pid)
 
 
+def _fork_forker(channel: Connection) -> None:
+    """Fork what forks servers for the ranks; see `tests.plugins.torch.bounded.forked_servers`."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork():
+        theirs.close()
+        _forkers.append(ours)
+        return
+    try:
+        die_with_parent()
+        channel.close()
+        ours.close()
+        from tests.plugins.torch.bounded.forked_servers import serve_forks
+
+        serve_forks(theirs)
+    finally:
+        os._exit(0)
+
+
+def forker() -> socket.socket:
+    """Return what a rank asks for servers."""
+    return _forkers[0]
+
+
 def _live(link: Connection, rank: int, size: int, log: str, join: Callable[[Connection, int, int], None]) -> None:
     """A rank's life: joins, runs what it is told, and ends with the link or its first failure."""
-    _die_with_parent()
+    die_with_parent()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -342,7 +369,8 @@ def _join_by_session(link: Connection, rank: int, size: int) -> None:
     os.environ |= {ADDRESS: f"127.0.0.1:{port}", SECRET: KEY.hex()}
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Ask the system for SIGKILL when the parent dies."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

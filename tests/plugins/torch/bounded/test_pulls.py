@@ -5,7 +5,10 @@ Without losses, two workers get the bits of DistributedDataParallel.
 
 import contextlib
 import re
+from importlib.util import find_spec
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -19,6 +22,7 @@ from foretrain.errors import ConfigError, ForetrainError
 from foretrain.plugins.torch import attach
 from foretrain.plugins.torch.ps.remote_optimizer import _shaped
 from tests.comm.bounded.relay import Network, losing
+from tests.plugins.torch.bounded.forked_servers import ForkedServers
 from tests.plugins.torch.models import (
     EACH,
     SMALL,
@@ -39,8 +43,27 @@ from tests.plugins.torch.test_attach_gradients import accumulating
 from tests.plugins.torch.test_attach_optimizers import unfreezing
 from tests.plugins.torch.test_attach_schedules import ROUNDING
 from tests.plugins.torch.test_attach_state import adam, looked_at, on_rank_zero
+from tests.processes import need
 
 SERVED = BoundedLoss(0.0, "ps", updates="servers")
+
+
+@pytest.fixture
+def ranks(ranks, request):
+    """Two ranks whose servers are forked, except in the smoke test."""
+    return ranks if request.node.get_closest_marker("smoke") else ForkedServers(ranks)
+
+
+@pytest.fixture
+def three(three):
+    """Three ranks whose servers are forked."""
+    return ForkedServers(three)
+
+
+@pytest.fixture
+def forked_job(job):
+    """As `job`, with servers that are forked."""
+    return lambda size: ForkedServers(job(size))
 
 
 @pytest.mark.parametrize("name", ["momentum", "amsgrad", "asgd"])
@@ -223,12 +246,10 @@ def test_a_checkpoint_between_two_backward_passes_is_the_servers_and_after_the_l
         assert "was not called for gradients with which servers have updated" in each[0]
 
 
-def learning(tolerance):
+def learning(tolerance, file):
     """Accuracy on digits that were held out."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    images, labels = torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels)
+    digits = torch.from_numpy(np.loadtxt(file, np.float32, delimiter=","))
+    images, labels = digits[:, :-1] / 16, digits[:, -1].long()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
@@ -247,8 +268,10 @@ def learning(tolerance):
 
 @pytest.mark.parametrize("tolerance", [0.01, 0.02])
 def test_digits_are_learnt_though_parameters_are_lost(ranks, tolerance):
-    pytest.importorskip("sklearn")
-    (accuracy, parameters, kept), (other, others, _) = ranks(learning, tolerance)
+    need("sklearn", "examples")
+    # Read without the package, whose import takes longer than the training.
+    file = Path(find_spec("sklearn").origin).parent / "datasets" / "data" / "digits.csv.gz"
+    (accuracy, parameters, kept), (other, others, _) = ranks(learning, tolerance, file)
     assert accuracy == other > 0.85
     assert not differences(parameters, others, 0.0)
     assert kept > 0
@@ -300,8 +323,8 @@ def losing_the_server(how):
 
 
 @pytest.mark.parametrize("how", ["in a step", "in a checkpoint"])
-def test_a_server_that_is_lost_ends_the_job(job, how):
-    for outcome in job(2).outcomes(losing_the_server, how):
+def test_a_server_that_is_lost_ends_the_job(job, forked_job, how):
+    for outcome in (job if how == "in a step" else forked_job)(2).outcomes(losing_the_server, how):
         said = outcome.value or outcome.error
         assert re.search(r"the server that (sums|updates)(, a process of rank 0,)? was lost", said)
 
@@ -320,6 +343,6 @@ def failing_on_the_server():
     return "nothing was noticed"
 
 
-def test_an_error_of_an_optimizer_on_the_server_is_that_of_the_ranks(job):
-    for outcome in job(2).outcomes(failing_on_the_server):
+def test_an_error_of_an_optimizer_on_the_server_is_that_of_the_ranks(forked_job):
+    for outcome in forked_job(2).outcomes(failing_on_the_server):
         assert re.search(r"the optimizer of '.*' failed on its server: ValueError", outcome.value or outcome.error)
