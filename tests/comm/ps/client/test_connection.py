@@ -1,6 +1,7 @@
 """Connecting to a server that does not answer, or whose host's name is looked up for long."""
 
 import contextlib
+import math
 import re
 import socket
 import threading
@@ -68,3 +69,20 @@ def test_a_server_whose_name_is_resolved_late_is_reached(lookup):
         assert not worker.connection.established
         lookup.set()
         worker.until(lambda: worker.connection.established)
+
+
+def test_a_wait_for_messages_ends_when_a_connection_is_to_be_made_again(monkeypatch):
+    waits = []
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        with contextlib.closing(Links([nobody.getsockname()], SECRET, "job", 0)) as links:
+            (connection,) = links.connections
+            assert connection.due < math.inf  # it has so long to answer
+            while connection._retry_at == math.inf:
+                links.poll(1.0)
+                connection.read()
+            with monkeypatch.context() as patch:
+                patch.setattr(links._wire, "poll", waits.append)
+                links.poll(600.0)
+    assert waits[0] <= 0.05
+    assert connection.due == math.inf  # it is closed

@@ -28,7 +28,7 @@ logger = logging.getLogger("foretrain.comm.ps")
 _ANSWER_TIMEOUT: Final = 5.0
 """Seconds that a server has to take connections, and to answer in a handshake, before another attempt."""
 _LOOKUP_WAIT: Final = 0.1
-"""Seconds that a first look-up of a host's name is waited for."""
+"""Seconds that a look-up of a host's name is waited for at a time."""
 _UNRESOLVED, _UNREACHED, _UNANSWERED = (
     "its host's name has no address: is it right, and does name resolution work?",
     "was it started, and is it there?",
@@ -119,6 +119,15 @@ class Connection:
     def established(self) -> bool:
         """Return whether both ends have proved their identities."""
         return self._established
+
+    @property
+    def due(self) -> float:
+        """Return the time from which on `read` acts though nothing has arrived, s of the monotonic clock."""
+        if self.closed:
+            return math.inf
+        if self._lookup is not None:
+            return time.monotonic() + _LOOKUP_WAIT
+        return min(self._retry_at, self._deadline)
 
     def hold(self) -> None:
         """Postpone the handshake until `enter` is called."""
@@ -361,8 +370,9 @@ class Links:
         self._wire.watch(watched)
 
     def poll(self, seconds: float) -> None:
-        """Send, and wait for something to read, for at most ``seconds``."""
-        self._wire.poll(seconds)
+        """Send, and wait for something to read or a connection that is due, for at most ``seconds``."""
+        due = min(connection.due for connection in self.connections) - time.monotonic()
+        self._wire.poll(max(0.0, min(seconds, due)))
 
     def progress(self) -> list[Progress]:
         """Return what sums that the wire has taken have brought about since the last call."""
