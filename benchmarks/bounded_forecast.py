@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from foretrain.collective.ring import ring
-from foretrain.comm.bounded.collectives import SETTINGS
-from foretrain.comm.bounded.engine import HEADER
+from foretrain.comm.bounded.engine import HEADER, SETTINGS
 from foretrain.comm.bounded.plans import stages
 from foretrain.comm.options import AllReduce, BoundedLoss
 from foretrain.lab.conditions import MTU, spare_of

@@ -246,6 +246,7 @@ def _connect_bounded(
     control: ControlPlane, transport: BoundedLoss, host: str, secret: bytes, timeout: float
 ) -> BoundedCollectives:
     from foretrain.comm.bounded.collectives import BoundedCollectives, connect_engine
+    from foretrain.comm.bounded.engine import EngineOptions
     from foretrain.comm.bounded.server import Opening, ServedCollectives, SummingServer
     from foretrain.comm.bounded.server_state import ServerState
     from foretrain.comm.collectives import connect_peers
@@ -265,7 +266,7 @@ def _connect_bounded(
         gather = partial(_gather_with, server, control)
     try:
         count = ranks + (transport.over == "ps")
-        engine = connect_engine(host, gather, fresh, rank, count, ending=ending, timeout=timeout)
+        engine = connect_engine(host, gather, fresh, rank, count, EngineOptions(ending=ending, timeout=timeout))
         try:
             meet = lambda address: [decoded(row) for row in gather(encoded(*address))]  # noqa: E731
             links = connect_peers(host, meet, fresh, rank, count, timeout, [ranks]) if updates else {}

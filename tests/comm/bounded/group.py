@@ -11,7 +11,7 @@ import pytest
 
 from foretrain.comm.bounded import collectives
 from foretrain.comm.bounded.collectives import BoundedCollectives, connect_engine
-from foretrain.comm.bounded.engine import BoundedEngine
+from foretrain.comm.bounded.engine import BoundedEngine, EngineOptions
 from foretrain.comm.coordinator.addresses import addresses_of, decoded, encoded
 from foretrain.network.packet.transports.transport import Bounded
 from tests.comm.bounded.relay import Network
@@ -100,10 +100,9 @@ def engines(
 ) -> Iterator[list[BoundedEngine]]:
     """Yield connected engines, over ``network`` if there is one."""
     exchange, secret = Exchange(ranks), secrets.token_bytes(32)
-    options.setdefault("transport", Bounded(first_window=16))
+    settings = EngineOptions(**{"transport": Bounded(first_window=16), "timeout": timeout, **options})
     made = in_threads(
-        ranks,
-        lambda rank: connect_engine(host, exchange.of(rank, network), secret, rank, ranks, timeout=timeout, **options),
+        ranks, lambda rank: connect_engine(host, exchange.of(rank, network), secret, rank, ranks, settings)
     )
     try:
         yield made

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from foretrain.comm.bounded import CLASSES, Hint, congestion, service_of
-from foretrain.comm.bounded.collectives import SETTINGS
+from foretrain.comm.bounded.engine import SETTINGS
 from foretrain.network.packet import state
 from foretrain.units import MILLISECOND
 from tests.comm.bounded.group import group, has_ipv6

@@ -11,6 +11,7 @@ import pytest
 
 from foretrain.comm.bounded import engine
 from foretrain.comm.bounded.collectives import BoundedCollectives, connect_engine
+from foretrain.comm.bounded.engine import EngineOptions
 from tests.comm.bounded.group import Exchange, has_ipv6, in_threads
 from tests.comm.collectives.test_ring import inputs, run
 
@@ -66,7 +67,7 @@ def test_a_narrow_path_loses_nothing(name, version):
         entered = os.open(f"/run/netns/{spaces[rank]}", os.O_RDONLY)
         assert ctypes.CDLL(None).setns(entered, 0x40000000) == 0  # of this thread alone, which ends after this
         os.close(entered)
-        return connect_engine(hosts[rank], exchange.of(rank), secret, rank, 2, timeout=30.0, blocked=5.0)
+        return connect_engine(hosts[rank], exchange.of(rank), secret, rank, 2, EngineOptions(blocked=5.0, timeout=30.0))
 
     made = in_threads(2, connected)
     members = [BoundedCollectives(each, rank, 2) for rank, each in enumerate(made)]

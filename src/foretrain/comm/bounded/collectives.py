@@ -21,8 +21,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrain.comm.bounded import CLASSES, NO_EXTENTS, SERVICES, Hint, Loss
-from foretrain.comm.bounded.engine import HEADER, BoundedEngine, EngineFailed, Path, open_socket, own_path
+from foretrain.comm.bounded import CLASSES, NO_EXTENTS, Hint, Loss
+from foretrain.comm.bounded.engine import (
+    HEADER,
+    BoundedEngine,
+    EngineFailed,
+    EngineOptions,
+    Path,
+    open_socket,
+    own_path,
+)
 from foretrain.comm.bounded.optireduce import transform
 from foretrain.comm.bounded.plans import Algorithm, BoundedOperation, encode, scratch, stages
 from foretrain.comm.bounded.server_state import ServerState
@@ -31,22 +39,14 @@ from foretrain.comm.collectives.plan import KINDS
 from foretrain.comm.collectives.ring import connect_peers, kind_of
 from foretrain.comm.coordinator.addresses import decoded, encoded
 from foretrain.comm.coordinator.link import Link, LinkError
-from foretrain.comm.options import Droppable, Ending
+from foretrain.comm.options import Droppable
 from foretrain.errors import ConfigError
-from foretrain.network.packet.transports.transport import Bounded
-from foretrain.units import MILLISECOND
 
 logger = logging.getLogger("foretrain")
 
 _PLANS_KEPT = 1024
 _SMALL = 500
 """Thousandths of an array's packets that are small, of those that are compared by magnitude."""
-_HEADER_ON_WIRE = HEADER + 28 + 38
-"""Bytes of a packet on the wire besides its data: ours, UDP and IPv4, Ethernet with preamble and gap."""
-SETTINGS = Bounded(first_window=16, least_timeout=MILLISECOND, tolerance=0.0)
-"""Of congestion control: probes wait for threads here, which take longer than packets in a data centre."""
-_PEAK = 1.25e10
-"""Bytes/s of the fastest network that is expected."""
 
 
 class _Sent(NamedTuple):
@@ -408,13 +408,7 @@ def connect_engine(
     secret: bytes,
     rank: int,
     ranks: int,
-    *,
-    transport: Bounded = SETTINGS,
-    peak: float = _PEAK,
-    services: Sequence[tuple[int, int]] = SERVICES,
-    ending: Ending = "share",
-    blocked: float = 1.0,
-    timeout: float = 60.0,
+    options: EngineOptions,
 ) -> BoundedEngine:
     """Connect this rank to all others; all call this at the same time.
 
@@ -424,7 +418,7 @@ def connect_engine(
         secret: of the job, and of nothing else before.
         rank: of this process.
         ranks: number of all.
-        transport, peak, services, ending, blocked, timeout: as of `BoundedEngine`.
+        options: of the engine, the same on all ranks; its timeout also holds for connecting.
 
     Raises:
         LinkError: a rank is not there in time, or does not know the secret.
@@ -436,7 +430,7 @@ def connect_engine(
 
     links: Mapping[int, Link] = {}
     if ranks > 1:
-        links = connect_peers(host, meet, secret, rank, ranks, timeout, wanted=range(ranks))
+        links = connect_peers(host, meet, secret, rank, ranks, options.timeout, wanted=range(ranks))
     made: socket.socket | None = None
     try:
         made = open_socket(host)
@@ -444,22 +438,7 @@ def connect_engine(
         own = own_path(made, addresses, rank)
         rows = gather((own.payload, own.segments, own.window))
         path = Path(*(min(row[k] for row in rows) for k in range(3)))
-        settings = replace(
-            transport,
-            payload=path.payload,
-            header=_HEADER_ON_WIRE,
-            first_window=min(transport.first_window, path.window),
-            most=path.window,
-        )
-        return BoundedEngine(
-            *(rank, made, addresses, links, secret, path),
-            transport=settings,
-            peak=peak,
-            services=services,
-            ending=ending,
-            blocked=blocked,
-            timeout=timeout,
-        )
+        return BoundedEngine(rank, made, addresses, links, secret, path, options)
     except BaseException:
         if made is not None:
             made.close()

@@ -12,22 +12,27 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrain.comm.bounded import Loss, early_close, optireduce
+from foretrain.comm.bounded import SERVICES, Loss, early_close, optireduce
 from foretrain.comm.bounded.congestion import callbacks, flow
 from foretrain.comm.collectives.runners import library
 from foretrain.comm.coordinator.link import Link
 from foretrain.comm.options import Ending
 from foretrain.errors import ConfigError
 from foretrain.network.packet.transports.transport import Bounded
+from foretrain.units import MILLISECOND
 
 HEADER = 40
 """Bytes of a packet before its data."""
+_HEADER_ON_WIRE = HEADER + 28 + 38
+"""Bytes of a packet on the wire besides its data: ours, UDP and IPv4, Ethernet with preamble and gap."""
+SETTINGS = Bounded(first_window=16, least_timeout=MILLISECOND, tolerance=0.0)
+"""Of congestion control: probes wait for threads here, which take longer than packets in a data centre."""
 COUNTERS = (
     *("sent", "sent_bytes", "sent_again", "received", "received_bytes", "duplicate", "late", "early", "marked"),
     *("malformed", "stranger", "forged", "replayed", "probes", "maps", "over_tcp", "over_udp_again", "lost_bytes"),
@@ -75,6 +80,27 @@ class Path:
     payload: int
     segments: int
     window: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Settings of an engine.
+
+    Attributes:
+        transport: settings of congestion control; sizes of packets and windows are the path's.
+        peak: bytes/s that are never exceeded: those of the fastest network that is expected.
+        services: for each class, the type of service of packets that may be dropped and of important ones.
+        ending: when an array is over that may lose some.
+        blocked: seconds without an answer over UDP after which a peer is served over TCP.
+        timeout: seconds without an answer after which a peer is lost.
+    """
+
+    transport: Bounded = SETTINGS
+    peak: float = 1.25e10
+    services: Sequence[tuple[int, int]] = SERVICES
+    ending: Ending = "share"
+    blocked: float = 1.0
+    timeout: float = 60.0
 
 
 def open_socket(host: str) -> socket.socket:
@@ -130,11 +156,7 @@ class BoundedEngine:
         links: to all other ranks, which the engine owns from now on.
         secret: of the job.
         path: what all ranks have agreed on.
-        transport: settings of congestion control; ``payload`` and ``most`` are the path's.
-        peak: bytes/s that are never exceeded.
-        services: for each class, the type of service of packets that may be dropped and of important ones.
-        ending: when an array is over that may lose some.
-        blocked, timeout: seconds without an answer after which a peer is served over TCP, and after which it is lost.
+        options: the same on all ranks.
 
     Attributes:
         counters: see `COUNTERS`.
@@ -150,14 +172,15 @@ class BoundedEngine:
         links: Mapping[int, Link],
         secret: bytes,
         path: Path,
-        *,
-        transport: Bounded,
-        peak: float,
-        services: Sequence[tuple[int, int]],
-        ending: Ending,
-        blocked: float,
-        timeout: float,
+        options: EngineOptions,
     ) -> None:
+        transport = replace(
+            options.transport,
+            payload=path.payload,
+            header=_HEADER_ON_WIRE,
+            first_window=min(options.transport.first_window, path.window),
+            most=path.window,
+        )
         ranks = len(addresses)
         self.rank, self.path = rank, path
         self._socket, self._library = made, library()
@@ -166,16 +189,16 @@ class BoundedEngine:
         self._closed = False
         self._job = int.from_bytes(hashlib.blake2b(secret, digest_size=4).digest(), "little")
         self.counters, self._over_tcp = np.zeros(len(COUNTERS), np.int64), np.zeros(ranks, np.int64)
-        self._law, self._ending = callbacks(), _ending(ending)
+        self._law, self._ending = callbacks(), _ending(options.ending)
         numbers = [rank, ranks, self._job, path.payload, path.segments, made.fileno(), self._wake]
         numbers += [
             int(transport.first_window),
-            int(blocked * 1e9),
-            int(timeout * 1e9),
+            int(options.blocked * 1e9),
+            int(options.timeout * 1e9),
             int(made.family == socket.AF_INET6),
         ]
         self._settings = np.array(numbers, np.int64)
-        flat = np.array([[least, most | _ECT] for least, most in services], np.uint8).reshape(-1)
+        flat = np.array([[least, most | _ECT] for least, most in options.services], np.uint8).reshape(-1)
         self._services = np.resize(flat, 16)
         self._handle = self._library.foretrain_bounded_new(
             *(each.ctypes.data for each in (self._settings, self._law, self._ending, self._services, self.counters)),
@@ -186,7 +209,7 @@ class BoundedEngine:
         self.flows: dict[int, NDArray[np.int64]] = {}
         for peer, address in enumerate(addresses):
             if peer != rank:
-                self._add(peer, address, secret, transport, peak)
+                self._add(peer, address, secret, transport, options.peak)
         _open.add(self)
         self._library.foretrain_bounded_start(self._handle)
 

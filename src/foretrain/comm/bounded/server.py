@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from foretrain.comm.bounded import Hint, Loss
 from foretrain.comm.bounded.collectives import BoundedCollectives, BoundedWork, connect_engine
-from foretrain.comm.bounded.engine import BoundedEngine
+from foretrain.comm.bounded.engine import BoundedEngine, EngineOptions
 from foretrain.comm.bounded.plans import BoundedOperation
 from foretrain.comm.bounded.server_state import Updater, answer, tell_failure
 from foretrain.comm.collectives.ring import connect_peers
@@ -317,11 +317,8 @@ def serve(opening: Opening, source: IO[bytes], answers: IO[bytes], updater: Upda
     def meet(address: tuple[str, int]) -> list[tuple[str, int]]:
         return [decoded(row) for row in gather(encoded(*address))]
 
-    engine = connect_engine(
-        *(opening.host, gather, secret, rank, rank + 1),
-        ending=opening.ending,
-        timeout=opening.timeout,
-    )
+    settings = EngineOptions(ending=opening.ending, timeout=opening.timeout)
+    engine = connect_engine(opening.host, gather, secret, rank, rank + 1, settings)
     updates: UpdateThreads | None = None
     if updater is not None:
         links = connect_peers(opening.host, meet, secret, rank, rank + 1, opening.timeout, range(rank))
