@@ -5,6 +5,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from foretrain.units import MILLISECOND
 from tests.examples.torchrun import ROOT
 from tests.processes import module_at
 
@@ -18,19 +19,22 @@ def benchmark(monkeypatch):
 
 
 def test_of_the_real_transformer_the_best_schedule_counts_and_auto_also_by_itself(benchmark):
-    speedups = {"bytescheduler": 0.98, "prophet": 1.04, "auto": 1.01}
+    threads = {"foretrain-coordinator": 3 * MILLISECOND, "foretrain-updates": 4 * MILLISECOND}
+    ratios = {"bytescheduler": 0.98, "prophet": 1.04, "auto": 1.01}
+    cases = {name: SimpleNamespace(ratio=ratio, threads=threads) for name, ratio in ratios.items()}
     result = SimpleNamespace(
         experiment=SimpleNamespace(name="transformer", jitter=0, straggler=0, workload=None),
         baseline="DDP",
-        best="prophet",
-        find=lambda name: name,
-        speedup=speedups.get,
+        best=cases["prophet"],
+        find=cases.get,
+        speedup=lambda case: case.ratio,
         measured=(),
     )
     numbers = benchmark.values([result])
     assert numbers["transformer_vs_best_ddp"] == 1.04
     assert numbers["transformer_auto_vs_best_ddp"] == 1.01
     assert numbers["worst_vs_best_ddp"] == 0.98
+    assert numbers["transformer_threads_ms"] == pytest.approx(7)
 
 
 def test_the_full_grid_measures_the_real_transformer_under_auto(benchmark):

@@ -148,7 +148,8 @@ def answers(one: Experiment) -> list[object]:
         schedule = f"{case.schedule}" if case.kind == "attach" else ""
         for turn in range(2):
             times = tuple((100 - 10 * index + turn + k) * MILLISECOND for k in range(3))
-            said.append(RoundTimes(0, index, times, schedule, place))
+            threads = {"foretrain-completer": 21 * MILLISECOND} if case.kind == "attach" else {}
+            said.append(RoundTimes(0, index, times, schedule, place, threads=threads))
         said.append(CaseTrace(0, index, tuple(k * 100 * MILLISECOND for k in range(4)), (gpu, span)))
     return [*said, CaseRefused(0, last, "prophet needs a steadier job")]
 
@@ -251,6 +252,8 @@ def test_a_result_is_plain_numbers(result: LabResult):
     assert numbers["baseline"] == "DDP 1MiB"
     assert numbers["cases"][-1] == {"case": "prophet", "problem": "prophet needs a steadier job"}
     assert numbers["cases"][0]["median"] == pytest.approx(0.1015)
+    assert numbers["cases"][0]["threads"] == {}
+    assert numbers["cases"][2]["threads"] == {"foretrain-completer": pytest.approx(0.007)}  # of an iteration
     assert len(numbers["cases"][0]["rounds"]) == 2
 
 

@@ -185,6 +185,8 @@ def test_schedules_are_measured_on_a_lab(name, servers, schedules, names):
         assert one.busy > 0
         assert all(waited >= 0 for _, waited in one.cores)
         assert all(0 < share < 1 for both in one.links for share in both)
+        scheduler = "foretrain-coordinator" if servers is None else "foretrain-engine"
+        assert ((one.threads.get(scheduler) or 0) > 0) == (one.case.kind == "attach")
         if servers == 1:
             assert max(range(3), key=lambda host: sum(one.links[host])) == 2
         if servers != "colocated":

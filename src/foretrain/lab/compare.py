@@ -349,6 +349,7 @@ def _measurement(
                 tuple((used / len(m.times), waited / len(m.times)) for used, waited in m.cores) for m in timed
             )
         ),
+        threads=_per_iteration(timed),
     )
     if not timed:
         return measurement
@@ -366,6 +367,13 @@ def _means(rounds: Iterable[Sequence[tuple[float, float]]]) -> tuple[tuple[float
     return tuple(
         (fmean(one), fmean(other)) for one, other in (zip(*of, strict=True) for of in zip(*rounds, strict=True))
     )
+
+
+def _per_iteration(timed: Sequence[RoundTimes]) -> dict[str, Time]:
+    """Return the mean CPU time of each of rank 0's threads in an iteration of all rounds."""
+    iterations = sum(len(each.times) for each in timed)
+    names = dict.fromkeys(name for each in timed for name in each.threads)
+    return {name: sum(each.threads.get(name, 0) for each in timed) // iterations for name in names}
 
 
 def _sent(case: LabCase, workload: Workload) -> Workload:

@@ -293,6 +293,20 @@ class CoreTime:
         return found
 
 
+def thread_times(prefix: str) -> dict[str, Time]:
+    """Return the CPU time of those of this process's threads whose names start with ``prefix``, by name, ps.
+
+    Nothing where the kernel has no scheduler statistics.
+    """
+    found: dict[str, Time] = {}
+    for thread in threading.enumerate():
+        if thread.name.startswith(prefix):
+            with contextlib.suppress(OSError):  # it has ended
+                text = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text(encoding="ascii")
+                found[thread.name] = int(text.split()[0]) * NANOSECOND
+    return found
+
+
 def inside(namespaces: Mapping[str, int | None]) -> tuple[Process, ...]:
     """Return the processes inside ``namespaces``, names with the index of their host, by pid, from /proc."""
     inodes: dict[tuple[int, int], int | None] = {}

@@ -183,6 +183,7 @@ class RoundTimes(msgspec.Struct, frozen=True, tag=True):
         links: per host, workers first, the shares of its link's rate that it sent and received; empty outside a lab.
         cores: per host, as ``links``, CPU time of its processes, and time in which threads of them were ready and had
             no core, of all iterations together.
+        threads: CPU time of each of the runtime's own threads on rank 0, by name, of all iterations together.
     """
 
     experiment: int
@@ -193,6 +194,7 @@ class RoundTimes(msgspec.Struct, frozen=True, tag=True):
     idle: float | None = None
     links: tuple[tuple[float, float], ...] = ()
     cores: tuple[tuple[Time, Time], ...] = ()
+    threads: dict[str, Time] = {}
 
 
 class CaseRefused(msgspec.Struct, frozen=True, tag=True):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median, quantiles
 from typing import Any
@@ -47,6 +48,7 @@ class CaseResult:
         idle: share of the time in which host 0's accelerator computed nothing; None where it is the CPU.
         links: per host, workers first, the shares of its link's rate that it sent and received; empty if not counted.
         cores: per host, as ``links``, CPU time of an iteration, and time in which threads were ready and had no core.
+        threads: CPU time of an iteration in each of the runtime's own threads on rank 0, by name.
     """
 
     case: LabCase
@@ -61,6 +63,7 @@ class CaseResult:
     idle: float | None = None
     links: tuple[tuple[float, float], ...] = ()
     cores: tuple[tuple[Time, Time], ...] = ()
+    threads: Mapping[str, Time] = field(default_factory=dict)
 
     @property
     def times(self) -> tuple[Time, ...]:
@@ -263,6 +266,7 @@ class LabResult:
             "idle": one.idle,
             "links": [list(both) for both in one.links],
             "cores": [[to_seconds(used), to_seconds(waited)] for used, waited in one.cores],
+            "threads": {name: to_seconds(used) for name, used in one.threads.items()},
         }
 
 

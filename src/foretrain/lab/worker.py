@@ -30,7 +30,7 @@ from foretrain.comm.options import SERVERS
 from foretrain.comm.ps.client.connection import Links
 from foretrain.errors import ForetrainError
 from foretrain.lab.calibration import calibrate, probe
-from foretrain.lab.host import CoreTime
+from foretrain.lab.host import CoreTime, thread_times
 from foretrain.lab.iproute import LinkTraffic
 from foretrain.lab.messages import (
     CalibrationReport,
@@ -56,6 +56,8 @@ from foretrain.workload import Workload
 _RATE = 0.01
 """Learning rate of plain SGD: the optimizer that costs a CPU least, because on an accelerator it costs nothing."""
 _BATCH = 8
+_THREADS = "foretrain-"
+"""How names of the runtime's threads begin."""
 
 
 def main(path: str) -> None:
@@ -147,18 +149,19 @@ class _Worker:
             self._warm(training, module, step, attached, experiment.warmup)
             self._done += experiment.warmup
             traffic, cores = LinkTraffic([pids[0] for pids in self._pids], self._plan.rate), CoreTime(self._pids)
-            busy = training.clock.busy
+            busy, before = training.clock.busy, thread_times(_THREADS)
             heads = [time.perf_counter_ns()]
             for _ in range(iterations):
                 self._iterate(training, module, step)
                 heads.append(time.perf_counter_ns())
-            links, spent = traffic.shares(), cores.passed()
+            links, spent, after = traffic.shares(), cores.passed(), thread_times(_THREADS)
             self._done += iterations
             self._progress(what)
             times = tuple(1000 * (later - head) for head, later in pairwise(heads))
             idle = 1 - (training.clock.busy - busy) / sum(times) if experiment.workload else None
             schedule, cluster = ("", None) if attached is None else (str(attached.schedule), attached.cluster)
-            return RoundTimes(self._number, place, times, schedule, cluster, idle, links, spent)
+            threads = {name: taken - before.get(name, 0) for name, taken in after.items()}
+            return RoundTimes(self._number, place, times, schedule, cluster, idle, links, spent, threads)
 
     def _trace(self, experiment: Experiment, place: int, case: LabCase) -> None:
         training = self._training(experiment)
