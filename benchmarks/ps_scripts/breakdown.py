@@ -44,8 +44,8 @@ KERNEL = (
 """By any caller."""
 
 
-def sampled(seconds: float, pids: list[int], folder: Path) -> Iterator[tuple[int, int, list[tuple[str, str]]]]:
-    """Yield process, thread and stack (symbol and file, innermost first) of each sample of perf."""
+def sampled(seconds: float, pids: list[int], folder: Path) -> Iterator[tuple[int, list[tuple[str, str]]]]:
+    """Yield process and stack (symbol and file, innermost first) of each sample of perf."""
     file = folder / "perf.data"
     which = ",".join(map(str, pids))
     record = ["perf", "record", "-q", "-F", "1999", "-e", "cpu-clock", "-g", "-p", which, "-o", str(file)]
@@ -54,12 +54,12 @@ def sampled(seconds: float, pids: list[int], folder: Path) -> Iterator[tuple[int
     told = subprocess.run(script, check=True, capture_output=True, text=True).stdout
     for block in told.strip().split("\n\n"):
         head, *lines = block.splitlines()
-        process, thread = map(int, head.strip().split("/"))
+        process = int(head.strip().partition("/")[0])
         frames = (re.match(r"\s*[0-9a-f]+ (.*) \((.*)\)$", line) for line in lines)
-        yield process, thread, [(frame[1], frame[2]) for frame in frames if frame]
+        yield process, [(frame[1], frame[2]) for frame in frames if frame]
 
 
-def place(stack: list[tuple[str, str]], first_thread: bool) -> str:
+def place(stack: list[tuple[str, str]]) -> str:
     """Return what a sample belongs to."""
     symbol, file = stack[0]
     if "kernel" in file or file.startswith("["):
@@ -71,7 +71,7 @@ def place(stack: list[tuple[str, str]], first_thread: bool) -> str:
         return "sums" if re.search(r"total_|add_up|widen|round_", symbol) else "C++: the rest"
     if "libc" in file or "ld-linux" in file:
         return "copies" if re.search(r"mem(cpy|move|set)", symbol) else "libc"
-    return "Python" if first_thread else "other"
+    return "Python"
 
 
 def functions(seconds: float, pid: int, folder: Path) -> Counter[str]:
@@ -113,9 +113,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             folder, pids = Path(name), [server.pid, *(worker.pid for worker in workers)]
             by_end = {"server": Counter[str](), "workers": Counter[str]()}
-            for process, _, stack in sampled(seconds, pids, folder):
+            for process, stack in sampled(seconds, pids, folder):
                 if stack:
-                    by_end["server" if process == server.pid else "workers"][place(stack, True)] += 1
+                    by_end["server" if process == server.pid else "workers"][place(stack)] += 1
             for title, counts in by_end.items():
                 show(title, counts)
             show("Python of a worker", functions(seconds, workers[0].pid, folder))
