@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from foretrain.cli import main  # noqa: E402
+from foretrain.comm.options import BoundedLoss  # noqa: E402
 from tests.processes import started  # noqa: E402
 
 SCRIPT = """
@@ -32,7 +33,14 @@ class Made:
     def evaluate(self, model):
         return 1 - self.loss(model, (inputs, labels))
 
+class Wide(Made):
+    def __init__(self, seed):
+        super().__init__(seed)
+        self.model = torch.nn.Sequential(torch.nn.Linear(12, 400), torch.nn.Linear(400, 1))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.02)
+
 def build(seed): return Made(seed)
+def wide(seed): return Wide(seed)
 def without_seed(): return Made(0)
 def nothing(seed): pass
 def failing(seed): return undefined_name
@@ -51,7 +59,9 @@ def script(tmp_path, monkeypatch):
     torch.set_num_threads(threads)
 
 
-FAST = ("--seeds", "2", "--rounds", "40", "--evaluations", "4", "--grid", "0", "2%", "1")
+FAST = ("--seeds", "2", "--rounds", "40", "--evaluations", "4")
+ANYTHING = ("--small", "lossy", "--grid", "0", "2%", "1")
+"""All of it may be lost."""
 
 
 @pytest.mark.parametrize("command", ["tolerance", "record"])
@@ -66,30 +76,48 @@ def test_sigterm_in_a_script_ends_the_command_without_a_traceback(script, comman
         assert process.returncode == 143
 
 
-@pytest.mark.parametrize("exchange", ["ps", "ring", "halving-doubling"])
-def test_it_says_what_is_tolerable_and_writes_the_numbers(script, exchange, capsys):
-    main(["tolerance", script, *FAST, "--exchange", exchange, "--back", "reliable", "--json", "t.json"])
+@pytest.mark.parametrize(
+    ("exchange", "way"),
+    [
+        ("transpose", "transpose"),
+        ("ring", "ring"),
+        ("halving-doubling", "halving_doubling"),
+        ("ps", "parameter_server"),
+    ],
+)
+def test_it_says_what_is_tolerable_and_writes_the_numbers(script, exchange, way, capsys):
+    main(["tolerance", script, *FAST, *ANYTHING, "--exchange", exchange, "--json", "t.json"])
 
     out, err = capsys.readouterr()
-    assert "Tolerates 2 % of loss a hop at equal rounds" in out
+    assert "Tolerates a loss of 2 % at equal rounds" in out
     assert "not worse" in out
     assert "wrote t.json" in out
     assert "wrote" not in err
     found = json.loads(Path("t.json").read_text())
-    assert (found["tolerable"], found["exchange"]) == (
-        0.02,
-        exchange.replace("ps", "parameter_server").replace("-", "_"),
-    )
+    assert (found["tolerable"], found["exchange"]) == (0.02, way)
     assert [level["p"] for level in found["levels"]] == [0, 0.02, 1]
     assert len(found["levels"][1]["accuracies"]) == 2
 
 
+def test_what_it_finds_is_what_foretrain_run_takes(script, capsys):
+    main(["tolerance", script.replace("build", "wide"), *FAST, "--grid", "0", "2%"])
+    assert "Use it: foretrain run --tolerance 2% -- train.py" in capsys.readouterr().out
+
+
+def test_help_says_what_bounded_loss_never_loses(capsys):
+    with pytest.raises(SystemExit):
+        main(["tolerance", "--help"])
+    usual, said = BoundedLoss(), " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert f"tensors of up to {usual.reliable_bytes >> 10} KiB and the first {usual.reliable_steps} rounds" in said
+
+
 def test_a_page(script, capsys):
     pytest.importorskip("jinja2")
-    main(["tolerance", script, *FAST, "--losses", "magnitude", "--html", "t.html"])
+    options = ("--exchange", "ps", "--back", "lossy", "--losses", "magnitude")
+    main(["tolerance", script, *FAST, *ANYTHING, *options, "--html", "t.html"])
 
     page = Path("t.html").read_text()
-    for words in ("Tolerates 2 %", "small magnitudes first", 'id="curves"', "accuracy"):
+    for words in ("Tolerates a loss of 2 %", "small magnitudes first", 'id="curves"', "accuracy"):
         assert words in page
 
 
@@ -103,8 +131,9 @@ def test_a_page(script, capsys):
         (("train.py:build", "--grid", "0", "lots"), "grid[1]: 'lots' is not a share; write e.g. '3.5%'"),
         (("train.py:build", "--grid", "1%", "2%"), "does not rise from 0"),
         (("train.py:build", "--workers", "1"), "workers: 1 exchange nothing"),
-        (("train.py:build", "--workers", "64"), "workers: 64 are more than the samples of a batch, 32"),
+        (("train.py:wide", "--workers", "64"), "workers: 64 are more than the samples of a batch, 32"),
         (("train.py:build", "--payload", "2"), "payload: 2 holds no value"),
+        (("train.py:build",), "small: 'reliable' leaves nothing to lose: tensors have one dimension, or at most 16,38"),
     ],
 )
 def test_wrong_input_is_named(arguments, message, refused):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from foretrain.collective import build
-from foretrain.loss_tolerance import Lossy, Random, RecordedLosses, Tagging
+from foretrain.loss_tolerance import Lossy, Random, RecordedLosses, Tagging, Tensor, TensorLayout
 from foretrain.loss_tolerance.execution import reduced
 from foretrain.loss_tolerance.layout import VALUE, layout
 
@@ -83,6 +83,19 @@ def test_what_a_rank_lost_in_a_ring_it_cannot_pass_on():
     block = int(plan.moved(0, 0)[0])
     assert holds[:, block, 0].tolist() == [1, 0, 0, 0]
     assert np.delete(holds, block, axis=1).all()
+
+
+def test_of_reliable_tensors_nothing_is_lost():
+    plan = build("parameter_server", "reduce_scatter", 3)
+    tensors = tuple(Tensor(str(k), size, k, reliable=k in (1, 2)) for k, size in enumerate(SIZES))
+    collective = Lossy(plan, TensorLayout(tensors, plan.blocks, 100))
+    flat, holds = held(plan, collective)
+    collective.run(holds, Random(1.0))
+
+    expected = flat.sum(axis=0)
+    expected[:37] = expected[-1:] = 0
+    np.testing.assert_array_equal(collective.layout.unpack(reduced(plan, holds)), expected)
+    assert collective.lossy == (37 + 1) / sum(SIZES)
 
 
 def test_the_same_seed_loses_the_same():

@@ -60,6 +60,19 @@ def test_front_layers_go_first_and_may_be_dropped():
     assert tagger.droppable(made) == 0.5
 
 
+@pytest.mark.parametrize("by", ["packet", "layer", "magnitude"])
+def test_of_reliable_tensors_nothing_may_be_dropped_and_shares_are_of_the_others(by):
+    made = TensorLayout(tuple(Tensor(str(k), 100, k, reliable=k % 2 == 0) for k in range(4)), 1, 100)
+    tagger = Tagger(Tagging(by, share=0.5), made)
+    data = np.repeat(np.array([0, 1, 0, 2], np.float32), 100)[None]
+    tagger.tag(0, made.cut(1), data)
+    tagger.turn()
+
+    droppable = tagger.tag(0, made.cut(1), data).droppable.reshape(4, 4).all(axis=1)
+    assert droppable.tolist() == [False, True, False, by == "packet"]
+    assert tagger.droppable(made) == (1.0 if by == "packet" else 0.5)
+
+
 def test_small_packets_may_be_dropped_in_comparison_with_the_round_before():
     made = tensors(0, 1)
     tagger = Tagger(Tagging("magnitude", share=0.5), made)

@@ -7,21 +7,20 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from foretrain.collective import build
 from foretrain.errors import ConfigError
 from foretrain.loss_tolerance import Lossy, Random, budget, surviving
 from foretrain.loss_tolerance import execution as exact
-from foretrain.loss_tolerance.execution import reduced
+from foretrain.loss_tolerance.execution import plan_of, reduced
 from foretrain.loss_tolerance.layout import layout
 
-WAYS = ("ring", "halving_doubling", "parameter_server")
+WAYS = ("ring", "halving_doubling", "parameter_server", "transpose")
 HALVES = {"reduce_scatter": 1, "all_gather": 1, "all_reduce": 2}
 
 
 @given(st.sampled_from(WAYS), st.sampled_from([2, 4, 8, 16]), st.floats(0, 1), st.sampled_from(list(HALVES)))
 @example("ring", 7, 0.1, "all_reduce")
 def test_closed_forms_are_what_propagates_through_the_plan(way, ranks, p, operation):
-    plan = build(way, operation, ranks)
+    plan = plan_of(way, operation, ranks)
 
     assert surviving(way, p, ranks, halves=HALVES[operation]) == pytest.approx(exact.surviving(plan, p), rel=1e-12)
     assert exact.surviving(plan, p, gap="held") >= exact.surviving(plan, p) * (1 - 1e-12)
@@ -57,10 +56,12 @@ class Pattern:
         ("ring", "all_reduce", 2),
         ("halving_doubling", "reduce_scatter", 4),
         ("parameter_server", "all_reduce", 4),
+        ("transpose", "reduce_scatter", 3),
+        ("transpose", "all_reduce", 2),
     ],
 )
 def test_the_mean_over_every_pattern_of_losses_is_the_closed_form(way, operation, ranks):
-    plan, p, mean = build(way, operation, ranks), 0.3, 0.0
+    plan, p, mean = plan_of(way, operation, ranks), 0.3, 0.0
     collective = Lossy(plan, layout([plan.blocks], plan.blocks))
     steps = int(plan.steps.sum())
     for bits in product((False, True), repeat=steps):
@@ -74,7 +75,7 @@ def test_the_mean_over_every_pattern_of_losses_is_the_closed_form(way, operation
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("operation", "ranks"), [("reduce_scatter", 4), ("all_reduce", 8)])
 def test_real_values_under_random_losses_keep_the_share(way, ranks, operation):
-    plan, p = build(way, operation, ranks), 0.1
+    plan, p = plan_of(way, operation, ranks), 0.1
     collective = Lossy(plan, layout([40_000], plan.blocks, payload=40))
     holds = ones(plan, collective.layout.width)
     collective.run(holds, Random(p, 5))

@@ -12,7 +12,8 @@ from foretrain.loss_tolerance.training import AccuracyCurve, Training, elapsed, 
 from foretrain.loss_tolerance.trial import build_trial, endless, shards  # noqa: E402
 from tests.loss_tolerance.trials import build  # noqa: E402
 
-WAYS = [(way, back) for way in ("ring", "halving_doubling", "parameter_server") for back in ("lossy", "reliable")]
+KINDS = ("ring", "halving_doubling", "parameter_server", "transpose")
+WAYS = [(way, back) for way in KINDS for back in ("lossy", "reliable")]
 
 
 def flat(model):
@@ -77,20 +78,51 @@ def test_a_pull_that_is_lost_leaves_the_previous_parameters():
     assert training.curve().drift == 0  # the next pull brought what was missed
 
 
-@pytest.mark.parametrize(("way", "back"), [WAYS[0], WAYS[3], WAYS[4]])
+@pytest.mark.parametrize(
+    ("way", "back", "hops"),
+    [
+        ("ring", "lossy", 3),
+        ("halving_doubling", "reliable", 2),
+        ("parameter_server", "lossy", 1),
+        ("transpose", "reliable", 1),
+    ],
+)
 @pytest.mark.parametrize("by", ["packet", "layer", "magnitude"])
-def test_losses_are_as_many_as_asked_for(way, back, by):
+def test_losses_are_as_many_as_asked_for(way, back, hops, by):
     training = Training(build_trial(deep, 1), LossyExchange(way, 4, back, tagging=Tagging(by), payload=16), 0.2, seed=1)
     training.advance(16)
 
     # By magnitude it is as many as fall below last round's median: none in the first round, and about half later.
-    assert training.curve().lost == pytest.approx(0.2, abs=0.06 if by == "magnitude" else 0.02)
+    assert training.curve().lost == pytest.approx(0.2 / hops, abs=(0.06 if by == "magnitude" else 0.02) / hops)
     # Only a lossy all-reduce, or pull, lets ranks go apart.
     assert (training.curve().drift > 0) == (back == "lossy")
 
 
 def deep(seed):
     return build(seed, rate=0.01, layers=4)
+
+
+def wide(seed):
+    """Return a training of one large tensor, a small one, and two biases."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(30, 200), torch.nn.Tanh(), torch.nn.Linear(200, 1))
+    return build(seed) | {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.01)}
+
+
+@pytest.mark.parametrize("by", ["packet", "layer", "magnitude"])
+def test_what_bounded_loss_never_loses_arrives_and_the_rest_loses_as_much_more(by):
+    exchange = LossyExchange("transpose", 4, "reliable", "reliable", tagging=Tagging(by), payload=16)
+    training = Training(build_trial(wide, 0), exchange, 0.2)
+    assert [one.reliable for one in training._replicas._push.layout.tensors] == [False, True, True, True]
+    training.advance(10)
+    assert training.curve().lost == 0
+    training.advance(90)
+    assert training.curve().lost == pytest.approx(0.9 * 0.2, abs=0.05 if by == "magnitude" else 0.01)
+
+
+def test_a_model_of_which_nothing_may_be_lost_is_refused():
+    with pytest.raises(ConfigError, match=r"small: 'reliable' leaves nothing to lose: .* 16,384 bytes; write lossy"):
+        Training(build_trial(build, 0), LossyExchange(small="reliable"))
 
 
 def test_a_seed_gives_the_same_training():

@@ -16,7 +16,7 @@ from foretrain.files import write_json
 from foretrain.torch_version import require_torch
 from foretrain.units import parse_share
 
-_WAYS = {"ps": "parameter_server", "ring": "ring", "halving-doubling": "halving_doubling"}
+_WAYS = {"ps": "parameter_server", "halving-doubling": "halving_doubling"}
 
 
 def tolerance(
@@ -27,8 +27,9 @@ def tolerance(
     seeds: int = 5,
     rounds: int = 300,
     workers: int = 4,
-    exchange: Literal["ps", "ring", "halving-doubling"] = "ps",
-    back: Literal["lossy", "reliable"] = "lossy",
+    exchange: Literal["transpose", "ring", "halving-doubling", "ps"] = "transpose",
+    back: Literal["lossy", "reliable"] = "reliable",
+    small: Literal["lossy", "reliable"] = "reliable",
     gap: Literal["zero", "held"] = "zero",
     losses: Literal["packet", "layer", "magnitude"] = "packet",
     margin: float = 0.01,
@@ -42,16 +43,18 @@ def tolerance(
 
     FUNCTION takes a seed and returns an object or a dict with model, optimizer, batches, loss(model, batch) and
     evaluate(model), where more is better. The model is trained at every p of the grid, by data-parallel workers in this
-    process that lose packets of gradients, and compared with trainings without losses.
+    process that lose packets of gradients, and compared with trainings without losses. Losses are those of BoundedLoss
+    with its defaults, so that its tolerance is the p that is found.
 
     Args:
         target: a script and the function in it to call, e.g. train.py:build.
-        grid: shares of bytes lost on each hop, ascending from 0.
+        grid: values of p, the share of each worker's contribution that sums may lose, ascending from 0.
         seeds: number of trainings at each p.
         rounds: rounds of a training, one batch each.
         workers: number of data-parallel workers; a batch is split among them.
-        exchange: engine that exchanges gradients.
-        back: whether sums or parameters may be lost on the way back, too.
+        exchange: who sums what; ps is a server. A hop loses p; of a ring p/(N − 1), of halving-doubling p/log2 N.
+        back: whether sums, or a server's parameters, may be lost on the way back, too.
+        small: whether biases, norms, tensors of up to 16 KiB and the first 10 rounds may lose packets, too.
         gap: replacement for a lost sum of an all-reduce: zero, or the partial sum that the rank holds.
         losses: packets that are lost first: any, those of front layers, or those of small magnitude.
         margin: largest acceptable loss of accuracy.
@@ -72,7 +75,7 @@ def tolerance(
     from foretrain.loss_tolerance.tolerance import ToleranceSettings, profile
     from foretrain.report.tolerance import page, summary
 
-    way = LossyExchange(cast(Any, _WAYS[exchange]), workers, back, gap, Tagging(losses), payload)
+    way = LossyExchange(cast(Any, _WAYS.get(exchange, exchange)), workers, back, small, gap, Tagging(losses), payload)
     shares = tuple(parse_share(text, f"grid[{index}]") for index, text in enumerate(grid))
     settings = ToleranceSettings(way, shares, seeds, rounds, evaluations, more, margin)
     with loaded(target) as function:

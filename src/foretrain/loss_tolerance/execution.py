@@ -13,10 +13,11 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrain.collective.plan import Plan, rounds
+from foretrain.collective import build
+from foretrain.collective.plan import Operation, Plan, rounds
 from foretrain.collective.verification import initial
 from foretrain.loss_tolerance.layout import TensorLayout
-from foretrain.loss_tolerance.losses import LookaheadLosses, LossPattern, Tags, check_chance
+from foretrain.loss_tolerance.losses import LookaheadLosses, LossPattern, Tags, Way, check_chance
 from foretrain.loss_tolerance.tagging import Tagger, Tagging
 
 Gap: TypeAlias = Literal["zero", "held"]
@@ -49,6 +50,13 @@ class PlanStep:
     target: int
     adds: bool
     blocks: NDArray[np.int64]
+
+
+def plan_of(way: Way, operation: Operation, ranks: int) -> Plan:
+    """Return the plan of an exchange; ConfigError where there is none for so many ranks."""
+    if way == "transpose":
+        return build("parameter_server", operation, ranks, servers=ranks, colocated=True)
+    return build(way, operation, ranks)
 
 
 def script(plan: Plan) -> tuple[PlanStep, ...]:
@@ -137,17 +145,25 @@ class Lossy:
         self.plan, self.layout, self.tally = plan, layout, Tally()
         self._gap, self._script = gap, script(plan)
         self._tagger = Tagger(tagging or Tagging(), layout)
+        self._reliable = layout.reliable
+
+    @property
+    def lossy(self) -> float:
+        """Return the share of bytes that may be lost."""
+        padded = self.layout.padded()
+        return float(padded[~self._reliable].sum() / padded.sum())
 
     @property
     def droppable(self) -> float:
-        """The share of bytes that may be dropped."""
+        """The share of these that switches may drop."""
         return self._tagger.droppable(self.layout)
 
     def run(self, holds: NDArray[np.float32], losses: LossPattern) -> None:
         """Moves everything in ``holds``, (ranks + helpers, blocks, width), in place.
 
         What a helper holds has to be zero where it is to be added to. A lost packet of a step that adds adds zero; of
-        one that overwrites, see Note [Gaps]; what a rank holds then is what it passes on.
+        one that overwrites, see Note [Gaps]; what a rank holds then is what it passes on. Of tensors that are reliable
+        nothing is lost, whatever ``losses`` say.
         """
         tags: Tags = {}
         if isinstance(losses, LookaheadLosses):
@@ -158,7 +174,7 @@ class Lossy:
             data = holds[step.source, step.blocks]
             packets = self._tagger.tag(step.round, cut, data)
             packets = tags.get((step.transfer, step.step), packets)
-            lost = losses.lost(step.transfer, step.step, packets)
+            lost = losses.lost(step.transfer, step.step, packets) & ~self._reliable[packets.message]
             self.tally.sent += int(packets.size.sum())
             if lost.any():
                 self.tally.lost += int(packets.size[lost].sum())

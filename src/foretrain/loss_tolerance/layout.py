@@ -32,11 +32,13 @@ class Tensor:
         name: of the parameter.
         values: how many it has, at least 1.
         layer: which it is of, from 0 at the input.
+        reliable: whether nothing of it may be lost.
     """
 
     name: str
     values: int
     layer: int
+    reliable: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,6 +93,11 @@ class TensorLayout:
     def values(self) -> int:
         """Values of the flat vector."""
         return sum(tensor.values for tensor in self.tensors)
+
+    @property
+    def reliable(self) -> NDArray[np.bool_]:
+        """Return whether nothing of a tensor may be lost: (tensors,)."""
+        return np.array([tensor.reliable for tensor in self.tensors])
 
     @property
     def layers(self) -> int:

@@ -5,15 +5,17 @@ The average share of contributions that arrives over the hops of a collective (`
 loses a packet with probability p, independently; a lost gradient counts as zero and nothing is rescaled (DLCP,
 arXiv 2008.08445). With N ranks:
 
-    reduce-scatter (and all-gather)     ring               (1 − (1−p)^N) / (N·p)
+    reduce-scatter (and all-gather)     transpose          1 − p·(N − 1)/N
+                                        ring               (1 − (1−p)^N) / (N·p)
                                         halving-doubling   (1 − p/2)^log2 N
     push (and pull)                     parameter server    1 − p
 
-Why. A rank's own part of a block crosses no hop; in the ring the others' cross 1, 2, … N − 1 of them, so that the mean
-is that of (1−p)^h over h = 0 … N − 1. In halving-doubling a part crosses a hop for each binary digit in which its rank
-and the block's owner differ, which is any digit for half of all pairs. All-gather takes the same ways backwards, and
-what it loses does not depend on what was lost before, so an all-reduce has the product of both. Derived here; the paper
-measures. `foretrain.loss_tolerance.execution` has the same for every plan, without a formula.
+Why. A rank's own part of a block crosses no hop, and the others' one, where each rank sums a block (transpose); in the
+ring they cross 1, 2, … N − 1 of them, so that the mean is that of (1−p)^h over h = 0 … N − 1. In halving-doubling a
+part crosses a hop for each binary digit in which its rank and the block's owner differ, which is any digit for half of
+all pairs. All-gather takes the same ways backwards, and what it loses does not depend on what was lost before, so an
+all-reduce has the product of both. Derived here; the paper measures. `foretrain.loss_tolerance.execution` has the same
+for every plan, without a formula.
 """
 
 from __future__ import annotations
@@ -28,8 +30,13 @@ from numpy.typing import NDArray
 
 from foretrain.errors import ConfigError, unknown
 
-Way: TypeAlias = Literal["ring", "halving_doubling", "parameter_server"]
-"""Exchange of gradients; names of `foretrain.collective.ALGORITHMS`."""
+Way: TypeAlias = Literal["transpose", "ring", "halving_doubling", "parameter_server"]
+"""Exchange of gradients. By "transpose" each rank sums one block, as a server for all others; see `BoundedLoss`."""
+
+
+def transpose(p: float, ranks: int) -> float:
+    """Return the share of a reduce-scatter, or all-gather, over one hop, which a rank's own part does not cross."""
+    return 1 - p * (ranks - 1) / ranks
 
 
 def ring(p: float, ranks: int) -> float:
@@ -58,6 +65,7 @@ def parameter_server(p: float, ranks: int) -> float:
 
 
 _HALVES: dict[Way, Callable[[float, int], float]] = {
+    "transpose": transpose,
     "ring": ring,
     "halving_doubling": halving_doubling,
     "parameter_server": parameter_server,

@@ -19,26 +19,31 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from foretrain.collective import build
+from foretrain.comm.bounded.plans import of_hop
+from foretrain.comm.options import BoundedLoss
 from foretrain.errors import ConfigError, RecordError, unknown
-from foretrain.loss_tolerance.execution import Gap, Lossy, Tally, reduced
+from foretrain.loss_tolerance.execution import Gap, Lossy, Tally, plan_of, reduced
 from foretrain.loss_tolerance.layout import PAYLOAD, Tensor, TensorLayout
 from foretrain.loss_tolerance.losses import LossPattern, Way
 from foretrain.loss_tolerance.tagging import Tagging
 from foretrain.loss_tolerance.trial import Trial, shards
 
-Return: TypeAlias = Literal["lossy", "reliable"]
-"""Way back of sums, or parameters, to the ranks."""
+Delivery: TypeAlias = Literal["lossy", "reliable"]
+"""Whether some of what is sent may be lost."""
+_USUAL = BoundedLoss()
+"""Bounded loss with its defaults."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossyExchange:
-    """Exchange of gradients between ranks over a lossy network.
+    """Exchange of gradients between ranks over a lossy network: by default DLCP's.
 
     Attributes:
-        way: ring, halving_doubling or parameter_server (one server, which does not train).
+        way: transpose, ring, halving_doubling or parameter_server (one server, which does not train).
         ranks: that train, at least 2.
         back: whether the second half, all-gather or pull, loses packets too.
+        small: whether what `BoundedLoss` never loses by default may be lost, too: biases, norms, tensors of few bytes,
+            and anything in the first rounds.
         gap: what stands where a rank did not get a sum, of an all-reduce only; a pull keeps the previous parameter.
         tagging: which packets may be dropped.
         payload: bytes of a packet.
@@ -46,7 +51,8 @@ class LossyExchange:
 
     way: Way = "parameter_server"
     ranks: int = 4
-    back: Return = "lossy"
+    back: Delivery = "lossy"
+    small: Delivery = "lossy"
     gap: Gap = "zero"
     tagging: Tagging = field(default_factory=Tagging)
     payload: int = PAYLOAD
@@ -54,7 +60,8 @@ class LossyExchange:
     def __post_init__(self) -> None:
         for name, value, known in (
             ("exchange", self.way, get_args(Way)),
-            ("back", self.back, get_args(Return)),
+            ("back", self.back, get_args(Delivery)),
+            ("small", self.small, get_args(Delivery)),
             ("gap", self.gap, get_args(Gap)),
         ):
             if value not in known:
@@ -63,10 +70,21 @@ class LossyExchange:
             raise ConfigError("workers", self.ranks, "exchange nothing", "write at least 2")
 
     def apply(self, trial: Trial) -> Replicas:
-        """Return ranks that begin with the trial's model."""
+        """Return ranks that begin with the trial's model; ConfigError where nothing of it may be lost."""
         if self.back == "reliable":
-            return SharedModel(trial, self)
-        return Serving(trial, self) if self.way == "parameter_server" else PerRankModel(trial, self)
+            made = SharedModel(trial, self)
+        else:
+            made = Serving(trial, self) if self.way == "parameter_server" else PerRankModel(trial, self)
+        if made.lossy == 0:
+            problem = f"leaves nothing to lose: tensors have one dimension, or at most {_USUAL.reliable_bytes:,} bytes"
+            raise ConfigError("small", self.small, problem, "write lossy")
+        return made
+
+    def of_hop(self, p: float, number: int) -> float:
+        """Return the share that one hop loses in round ``number``, where the sum of a round may lose ``p``."""
+        if self.small == "reliable" and number < _USUAL.reliable_steps:
+            return 0.0
+        return of_hop("ps" if self.way == "parameter_server" else self.way, p, self.ranks)
 
 
 class Replicas(Protocol):
@@ -83,8 +101,13 @@ class Replicas(Protocol):
         ...
 
     @property
+    def lossy(self) -> float:
+        """Return the share of bytes that may be lost."""
+        ...
+
+    @property
     def droppable(self) -> float:
-        """The share of bytes that may be dropped."""
+        """The share of these that switches may drop."""
         ...
 
     def step(self, batch: Any, losses: Sequence[LossPattern]) -> float:
@@ -105,7 +128,8 @@ class SharedModel:
         self._rank = Replica(trial, trial.model, trial.optimizer)
         self._ranks = exchange.ranks
         self._push = _collective(exchange, "reduce_scatter", self._rank)
-        self.model, self.tallies, self.droppable = trial.model, (self._push.tally,), self._push.droppable
+        self.model, self.tallies = trial.model, (self._push.tally,)
+        self.lossy, self.droppable = self._push.lossy, self._push.droppable
 
     def step(self, batch: Any, losses: Sequence[LossPattern]) -> float:
         """See `Replicas`."""
@@ -127,7 +151,8 @@ class PerRankModel:
         pairs += [copy.deepcopy(pairs[0]) for _ in range(exchange.ranks - 1)]
         self._all = [Replica(trial, model, optimizer) for model, optimizer in pairs]
         self._reduce = _collective(exchange, "all_reduce", self._all[0])
-        self.model, self.tallies, self.droppable = trial.model, (self._reduce.tally,), self._reduce.droppable
+        self.model, self.tallies = trial.model, (self._reduce.tally,)
+        self.lossy, self.droppable = self._reduce.lossy, self._reduce.droppable
 
     def step(self, batch: Any, losses: Sequence[LossPattern]) -> float:
         """See `Replicas`."""
@@ -157,8 +182,8 @@ class Serving:
         self._pull = _collective(exchange, "all_gather", self._rank, gap="held")
         self._master = self._rank.parameters()
         self._workers = np.tile(self._master, (self._ranks, 1))
-        self.model, self.droppable = trial.model, self._push.droppable
-        self.tallies = (self._push.tally, self._pull.tally)
+        self.model, self.tallies = trial.model, (self._push.tally, self._pull.tally)
+        self.lossy, self.droppable = self._push.lossy, self._push.droppable
 
     def step(self, batch: Any, losses: Sequence[LossPattern]) -> float:
         """See `Replicas`."""
@@ -187,13 +212,16 @@ class Replica:
         self._own = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
         self._sizes = [one.numel() for _, one in self._own]
 
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return the parameters as messages; a layer is the module of a parameter, in the order of registration."""
+    def tensors(self, small: Delivery = "lossy") -> tuple[Tensor, ...]:
+        """Return the parameters as messages; a layer is the module of a parameter, in the order of registration.
+
+        ``small`` is as of `LossyExchange`.
+        """
         layers: dict[str, int] = {}
         owners = [name.rpartition(".")[0] for name, _ in self._own]
         return tuple(
-            Tensor(name, size, layers.setdefault(owner, len(layers)))
-            for (name, _), size, owner in zip(self._own, self._sizes, owners, strict=True)
+            Tensor(name, size, layers.setdefault(owner, len(layers)), small == "reliable" and _is_small(parameter))
+            for (name, parameter), size, owner in zip(self._own, self._sizes, owners, strict=True)
         )
 
     def gradient(self, shard: Any) -> tuple[NDArray[np.float32], float]:
@@ -229,9 +257,14 @@ def _collective(
     exchange: LossyExchange, operation: Literal["all_reduce", "reduce_scatter", "all_gather"], rank: Replica,
     gap: Gap | None = None,
 ) -> Lossy:  # fmt: skip
-    plan = build(exchange.way, operation, exchange.ranks)
-    cut = TensorLayout(rank.tensors(), plan.blocks, exchange.payload)
+    plan = plan_of(exchange.way, operation, exchange.ranks)
+    cut = TensorLayout(rank.tensors(exchange.small), plan.blocks, exchange.payload)
     return Lossy(plan, cut, gap=gap or exchange.gap, tagging=exchange.tagging)
+
+
+def _is_small(parameter: nn.Parameter) -> bool:
+    """Return whether `BoundedLoss` loses nothing of a parameter's gradient by default."""
+    return parameter.dim() <= 1 or parameter.nbytes <= _USUAL.reliable_bytes
 
 
 def _packed(collective: Lossy, rows: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:

@@ -15,9 +15,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from foretrain.collective import Plan, build
+from foretrain.collective import Plan
 from foretrain.errors import ConfigError
-from foretrain.loss_tolerance.execution import Lossy
+from foretrain.loss_tolerance.execution import Lossy, plan_of
 from foretrain.loss_tolerance.layout import Tensor, TensorLayout
 from foretrain.loss_tolerance.losses import LossPattern, RecordedLosses, Tagged, Tags
 from foretrain.loss_tolerance.replicas import LossyExchange
@@ -49,8 +49,8 @@ class NetworkRounds:
         count: how many differ; after them they begin anew. By magnitude all do, and it means nothing.
 
     Args:
-        exchange: what is exchanged, and how packets are tagged; its way back has to be lossy, as a reliable one needs
-            another network.
+        exchange: what is exchanged, and how packets are tagged; its way back and small tensors have to be lossy, as
+            reliable ones need another network.
         tensors: in the order of the model, e.g. `foretrain.loss_tolerance.replicas.Replica.tensors`.
         router: chooses paths; ranks are the topology's first ones, a server is on the one after them. A `Scatter`
             spreads the packets of every flow over all of its ways.
@@ -77,8 +77,9 @@ class NetworkRounds:
         classes: int = 8,
         count: int = 8,
     ) -> None:
-        if exchange.back != "lossy":
-            raise ConfigError("exchange.back", exchange.back, "is not simulated", "write 'lossy'")
+        for name, value in (("back", exchange.back), ("small", exchange.small)):
+            if value != "lossy":
+                raise ConfigError(f"exchange.{name}", value, "is not simulated", "write 'lossy'")
         if count < 1:
             raise ConfigError("count", count, "is no number of rounds", "write at least 1")
         if not 1 <= classes <= 8:
@@ -90,7 +91,7 @@ class NetworkRounds:
         self._release, self._classes = [int(time) for time in release] or [0] * len(self._tensors), classes
         serving = exchange.way == "parameter_server"
         operations = ("reduce_scatter", "all_gather") if serving else ("all_reduce",)
-        self._plans = [build(exchange.way, each, exchange.ranks) for each in operations]
+        self._plans = [plan_of(exchange.way, each, exchange.ranks) for each in operations]
         self._programs = [self._program(half) for half in range(len(self._plans))]
         self._halves: dict[tuple[int, int], _Half] = {}
 

@@ -29,7 +29,8 @@ class Tagging:
 
     Attributes:
         by: of `Criterion`.
-        share: of packets that may be dropped, by layer (of the queues) and by magnitude (of last round's packets).
+        share: of packets that may be dropped, by layer (of the queues) and by magnitude (of last round's packets);
+            packets of tensors that are reliable are not counted, and never dropped.
         queues: Q.
     """
 
@@ -55,7 +56,8 @@ class Tagger:
         self.tagging = tagging
         layers = np.array([tensor.layer for tensor in layout.tensors])
         self._queue = (layers * tagging.queues // layout.layers).astype(np.int8)
-        self._front = self._queue < tagging.share * tagging.queues
+        self._lossy = ~layout.reliable
+        self._front = self._lossy & (self._queue < tagging.share * tagging.queues)
         self._thresholds: dict[int, float] = {}
         self._seen: dict[int, list[NDArray[np.float64]]] = {}
 
@@ -65,15 +67,16 @@ class Tagger:
         They are what the next round of training compares with, unless ``note`` is false.
         """
         by = self.tagging.by
+        lossy = self._lossy[cut.message]
         if by == "packet":
-            droppable = np.ones(len(cut.message), np.bool_)
+            droppable = lossy
         elif by == "layer":
             droppable = self._front[cut.message]
         else:
             mean = magnitude(cut, data)
             if note:
-                self._seen.setdefault(number, []).append(mean)
-            droppable = mean < self._thresholds.get(number, -np.inf)
+                self._seen.setdefault(number, []).append(mean[lossy])
+            droppable = lossy & (mean < self._thresholds.get(number, -np.inf))
         return Tagged(cut.message, cut.size, self._queue[cut.message], droppable)
 
     def turn(self) -> None:
@@ -85,13 +88,13 @@ class Tagger:
         self._seen = {}
 
     def droppable(self, layout: TensorLayout) -> float:
-        """The share of bytes that may be dropped: exact by layer, nominal by magnitude."""
+        """The droppable share of the bytes that may be lost: exact by layer, nominal by magnitude."""
         if self.tagging.by == "packet":
             return 1.0
         if self.tagging.by == "magnitude":
             return self.tagging.share
         padded = layout.padded()
-        return float(padded[self._front].sum() / padded.sum())
+        return float(padded[self._front].sum() / padded[self._lossy].sum())
 
 
 def magnitude(cut: Cut, data: NDArray[np.float32]) -> NDArray[np.float64]:

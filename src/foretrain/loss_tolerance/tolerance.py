@@ -87,7 +87,7 @@ class ToleranceSettings:
 
     Attributes:
         exchange: how ranks exchange gradients.
-        grid: shares of bytes lost on each hop, ascending, the first 0.
+        grid: shares of each rank's contribution that sums may lose, ascending, the first 0.
         seeds: how many trainings at each p, numbered from 0.
         rounds: of a training; accuracies are compared after as many.
         evaluations: in these rounds, evenly spaced.
@@ -132,7 +132,7 @@ class Level:
     """Trainings at one p.
 
     Attributes:
-        p: lost on each hop.
+        p: share of each rank's contribution that sums may lose; see `foretrain.loss_tolerance.training.drawn`.
         curves: by seed.
         accuracies: after the equal rounds, by seed; NaN where training diverged.
         difference: to the trainings at p = 0 with the same seeds.
@@ -161,7 +161,7 @@ class Level:
 
     @property
     def lost(self) -> float:
-        """Share of bytes that was lost, mean over seeds."""
+        """Share of the bytes sent, hop by hop, that was lost, mean over seeds."""
         return fmean(curve.lost for curve in self.curves)
 
 
@@ -199,6 +199,7 @@ class Profile:
             "with_more_rounds": self.with_more_rounds,
             "exchange": way.way,
             "back": way.back,
+            "small": way.small,
             "gap": way.gap,
             "losses": way.tagging.by,
             "workers": way.ranks,

@@ -53,10 +53,10 @@ class Training:
     """Training of a trial with an exchange; `advance` trains on."""
 
     def __init__(self, trial: Trial, exchange: LossyExchange, losses: LossesOf | float = 0.0, seed: int = 0) -> None:
-        """``losses``: of every round, or the share p that is lost at random, with ``seed``."""
+        """``losses``: of every round, or the share p that is lost at random, with ``seed``; see `drawn`."""
         trial.model.train()  # before it is copied
         self._trial, self._replicas = trial, exchange.apply(trial)
-        self._losses = drawn(losses, self._replicas, seed) if isinstance(losses, (int, float)) else losses
+        self._losses = drawn(losses, exchange, self._replicas, seed) if isinstance(losses, int | float) else losses
         self._batches = endless(trial.batches)
         self._loss: list[float] = []
         self._curve: dict[int, float] = {}
@@ -91,10 +91,19 @@ class Training:
             return AccuracyCurve(rounds, accuracies, tuple(self._loss), share, self._replicas.drift())
 
 
-def drawn(p: float, replicas: Replicas, seed: int) -> LossesOf:
-    """The share ``p`` of all bytes lost at random, of droppable packets first; the same draws for every p."""
-    droppable, important = concentrated(p, replicas.droppable)
-    return lambda number: [Random(droppable, (seed, number, half), important=important) for half in (0, 1)]
+def drawn(p: float, exchange: LossyExchange, replicas: Replicas, seed: int) -> LossesOf:
+    """Return random losses: sums lose the share ``p`` at most, hops as much of it as `BoundedLoss` lets them.
+
+    What must arrive does, and the rest loses more for that; of this, droppable packets are lost first. Draws are the
+    same for every p.
+    """
+
+    def losses(number: int) -> list[Random]:
+        share = min(exchange.of_hop(p, number) / replicas.lossy, 1.0)
+        droppable, important = concentrated(share, replicas.droppable)
+        return [Random(droppable, (seed, number, half), important=important) for half in (0, 1)]
+
+    return losses
 
 
 def _may_diverge() -> np.errstate:

@@ -21,8 +21,8 @@ class ToleranceRow:
     """Line of the table as text.
 
     Attributes:
-        p: what a hop was to lose.
-        lost: what it lost.
+        p: share of each rank's contribution that sums may lose.
+        lost: share of the bytes sent, hop by hop, that was lost.
         accuracy: mean and standard deviation over seeds, at equal rounds.
         difference: to p = 0 of the same seeds, mean and interval.
         verdict: whether it is shown to be no worse.
@@ -65,10 +65,22 @@ def verdict(found: Profile) -> str:
     equal, longer = found.tolerable, found.with_more_rounds
     if equal == 0 and longer == 0:
         return "No loss is shown to be tolerable"
-    parts = [f"Tolerates {_percent(equal)} of loss a hop at equal rounds" if equal else "None at equal rounds"]
+    parts = [f"Tolerates a loss of {_percent(equal)} at equal rounds" if equal else "None at equal rounds"]
     if longer > equal:
         parts.append(f"{_percent(longer)} with up to {found.settings.more:g} times the rounds")
     return "; ".join(parts)
+
+
+def usage(found: Profile) -> str:
+    """Return the command that trains with what is tolerable; nothing where no transport loses as was measured."""
+    way, p = found.settings.exchange, f"{100 * found.tolerable:g}%"
+    if not found.tolerable or way.small == "lossy":
+        return ""
+    over = "ps" if way.way == "parameter_server" else way.way
+    if way.back == "reliable":
+        chosen = "" if over == "transpose" else f" --over {over}"
+        return f"foretrain run --tolerance {p}{chosen} -- train.py"
+    return f"foretrain run --transport 'bounded(tolerance={p}, over=ps, updates=servers)' -- train.py" * (over == "ps")
 
 
 def reasons(found: Profile) -> str:
@@ -84,15 +96,17 @@ def reasons(found: Profile) -> str:
 def _exchange(found: Profile) -> str:
     way = found.settings.exchange
     kinds = {"packet": "any packet", "layer": "front layers first", "magnitude": "small magnitudes first"}
+    losing = kinds[way.tagging.by]
     name = way.way.replace("_", " ")
     held = ", partial sums held" if way.gap == "held" and way.back == "lossy" and way.way != "parameter_server" else ""
-    return f"{way.ranks} workers, {name}, {way.back} way back{held}, losing {kinds[way.tagging.by]}"
+    return f"{way.ranks} workers, {name}, {way.back} way back{held}, {way.small} small tensors, losing {losing}"
 
 
 def summary(found: Profile) -> Group:
     """Return the table and the findings for ``rich.print``."""
     verdict_line = Text(f"{verdict(found)}.", style="bold green" if found.tolerable else "bold yellow")
-    return Group(table(found), Text(""), verdict_line, Text(f"{reasons(found)}.", style="dim"))
+    command = [Text(f"Use it: {usage(found)}")] if usage(found) else []
+    return Group(table(found), Text(""), verdict_line, *command, Text(f"{reasons(found)}.", style="dim"))
 
 
 def table(found: Profile) -> Table:
@@ -114,7 +128,7 @@ def page(found: Profile, path: Path, command: str = "") -> None:
     """Write one self-contained page. MissingExtra without Jinja2."""
     first = found.levels[0]
     cards = [
-        Card("At equal rounds", _percent(found.tolerable), "lost on each hop, shown to be no worse"),
+        Card("At equal rounds", _percent(found.tolerable), "of gradients lost, shown to be no worse"),
         Card("With more rounds", _percent(found.with_more_rounds), f"up to {found.settings.more:g} times as many"),
         Card("Without losses", f"{first.mean:.4f}", f"± {first.deviation:.4f} over {found.settings.seeds} seeds"),
         Card("Margin", f"{found.settings.margin:g}", "the difference that does not matter"),
@@ -152,7 +166,7 @@ def over_p(found: Profile) -> Figure:
         showlegend=False,
     )
     figure.add_line(y=-found.settings.margin, color=INK, dash="dot")
-    figure.update_xaxes(title="lost on each hop", type="category")
+    figure.update_xaxes(title="p, the share that sums may lose", type="category")
     figure.update_yaxes(title="difference in accuracy")
     return figure
 

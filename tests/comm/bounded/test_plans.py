@@ -6,7 +6,7 @@ import pytest
 from foretrain.comm.bounded import Loss
 from foretrain.comm.bounded.collectives import BoundedWork
 from foretrain.comm.bounded.ledger import Ledger
-from foretrain.comm.bounded.plans import encode, scratch, stages
+from foretrain.comm.bounded.plans import encode, of_hop, scratch, stages
 from foretrain.comm.buffers import HostGradients
 from foretrain.comm.options import AllReduce, BoundedLoss
 from foretrain.schedule import CostModel, Job, spec
@@ -91,6 +91,7 @@ def test_what_hops_may_lose_adds_up_to_the_tolerance(over, ranks):
     for receive in receives:
         lost = (receive.size - receive.need) / receive.size
         assert lost == pytest.approx(0.12 / hops if receive.scratch else 0.0, abs=1e-5)
+    assert of_hop(over, 0.12, ranks) == 0.12 / hops
     assert all(send.reliable for stage in plan[len(plan) // 2 :] for send in stage.sends)
 
 

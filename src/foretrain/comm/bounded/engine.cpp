@@ -24,8 +24,8 @@
 // array's own share is less than a packet, so that nothing of it could ever be lost.
 //
 // Note [Grace]. Where enough has come, the rest is often about to: it is waited for, for a quarter longer than it takes at
-// the rate so far, so that nothing is lost where the network loses nothing. The papers stop at once. Where packets are
-// lost, the sender asks as soon as all has gone, and what is missing then is not waited for.
+// the rate so far, so that little is lost where the network loses nothing: what a busy host is later with. The papers stop
+// at once. Where packets are lost, the sender asks as soon as all has gone, and what is missing then is not waited for.
 //
 // Note [Endings]. Of arrays that may lose some, other rules than these two notes' may say when they are over: from what
 // the same array has taken before, see early_close.py and optireduce.py. Their deadlines are limits of time, which no

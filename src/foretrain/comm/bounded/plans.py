@@ -105,15 +105,22 @@ def stages(
     blocks = _Blocks(ranks, count, item)
     adds, copies = operation != "all_gather", operation != "reduce_scatter"
     pairs = adds and copies and _is_power_of_two(ranks) and count * item <= DOUBLING_LIMIT
+    hop = of_hop(algorithm, tolerance, ranks)
     if algorithm == "transpose" or pairs:
         found = _transpose(rank, ranks, blocks, tolerance, pairs)
     elif algorithm == "ring":
-        found = _ring(rank, ranks, blocks, tolerance / (ranks - 1))
+        found = _ring(rank, ranks, blocks, hop)
     else:
-        found = _halving_doubling(rank, ranks, blocks, tolerance / (ranks.bit_length() - 1))
+        found = _halving_doubling(rank, ranks, blocks, hop)
     made = tuple(found)
     half = len(made) // 2
     return made[0 if adds else half : len(made) if copies else half]
+
+
+def of_hop(algorithm: Algorithm, tolerance: float, ranks: int) -> float:
+    """Return the share that may be lost on one hop, where a sum may lose ``tolerance``; see Note [Budgets]."""
+    hops = {"ring": ranks - 1, "halving_doubling": (ranks - 1).bit_length()}
+    return tolerance / hops.get(algorithm, 1)
 
 
 def encode(plan: tuple[Stage, ...]) -> list[int]:
