@@ -137,6 +137,26 @@ def test_what_a_layer_loses_stands_on_the_timeline_and_in_the_end_line(caplog):
     assert said.endswith(", " + end.format(shares[0], *most, shares[1], rank))
 
 
+def test_where_udp_is_blocked_a_session_trains_over_tcp_and_says_so(caplog):
+    """By default from a second on. Nothing is lost, though it may be."""
+    count = 50_000
+
+    def run(session):
+        (task,) = session.declare([("layer", 4 * count, "float32")])
+        for _ in range(WARMUP + 3):
+            session.begin_step()
+            task.ready(np.full(count, session.rank, np.float32))
+            np.testing.assert_array_equal(task.wait(), 0.5)
+        return session.ledger
+
+    transport = ft.BoundedLoss(0.3, reliable_steps=0, droppable="packet")
+    with through(Network(losing(1.0))):
+        ledger, _ = on_ranks(2, run, "fifo", transport, warmup=WARMUP)
+    assert ledger.line() == "nothing was lost"
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert sorted(line.partition(" takes no packets")[0] for line in said) == ["rank 0: rank 1", "rank 1: rank 0"]
+
+
 @pytest.mark.parametrize("compression", ["fp16", "bf16"])
 @pytest.mark.parametrize("missing", ["zero", "rescale"])
 def test_means_of_compressed_gradients_lack_what_is_booked_as_lost(compression, missing):

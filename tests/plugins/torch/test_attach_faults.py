@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from foretrain.comm.coordinator.link import Link
-from foretrain.comm.options import AllReduce, Timeouts
+from foretrain.comm.options import AllReduce, BoundedLoss, Timeouts
 from foretrain.errors import ForetrainError
 from foretrain.plugins.torch import attach
 from foretrain.plugins.torch.process_group_executor import ProcessGroupExecutor
@@ -180,6 +180,15 @@ def test_a_killed_rank_is_gone_although_its_workers_live_on(job, order, victim):
 @pytest.mark.parametrize(("fault", "victim"), [(stopped, 1), (raises, 0)], ids=["stopped-1", "raises-0"])
 def test_every_rank_ends_although_nobody_coordinates(job, fault, victim):
     assert_named(ends(job, fault, victim, transport=AllReduce("replay")), victim)
+
+
+@pytest.mark.parametrize(
+    ("fault", "victim", "over"),
+    [(killed, 1, "transpose"), (stopped, 2, "ring"), (killed, 0, "ps")],
+    ids=["killed-1-transpose", "stopped-2-ring", "killed-0-ps"],
+)
+def test_every_rank_ends_although_gradients_may_be_lost(job, fault, victim, over):
+    assert_named(ends(job, fault, victim, transport=BoundedLoss(0.01, over)), victim)
 
 
 @pytest.mark.parametrize("order", ["coordinator", "replay"])
