@@ -326,9 +326,8 @@ def test_stages_are_groups_of_ranks_that_exchange_tokens(exchanging, messages, b
 
 def test_the_loads_and_a_curve_of_other_loads_are_in_all_results(tmp_path: Path) -> None:
     options = ("--experts", "lognormal(0.4,2)", "--experts-curve", "--html", tmp_path / "page.html")
-    ended = simulate(
-        "dgx-h100:1,ranks=0-1", SCRIPT, "--layers", 1, "--experts", 4, "--steps", 2, options=options, environment={}
-    )
+    shape = ("--layers", 1, "--experts", 4, "--steps", 2)
+    ended = simulate("dgx-h100:1,ranks=0-1", SCRIPT, *shape, options=options)
     loads = ended.numbers["experts"]
     assert (loads["loads"], loads["seed"], loads["routers"]) == ("lognormal(0.4,2)", 2, 1)
     assert 1 < loads["busiest_rank"] <= loads["busiest_expert"]
