@@ -3,10 +3,11 @@ import stat
 from pathlib import Path
 
 import pytest
+from rich.table import Table
 
 from foretrain import files
 from foretrain.errors import ConfigError
-from foretrain.files import temporary_folder, write_atomically
+from foretrain.files import stdout_console, temporary_folder, write_atomically
 
 
 def test_text_and_bytes_arrive_whole(tmp_path):
@@ -84,3 +85,14 @@ def test_a_temporary_folder_goes_with_its_block_and_one_left_by_a_killed_owner_w
         (first / "file").write_text("")
         assert sorted(tmp_path.iterdir()) == sorted([first, second, tmp_path / "other"])
     assert list(tmp_path.iterdir()) == [tmp_path / "other"]
+
+
+def test_tables_on_a_stdout_that_is_no_terminal_have_no_blanks_at_the_ends_of_lines(capsys):
+    table = Table("name", "notes", box=None)
+    table.add_row("a", "short")
+    table.add_row("b", "much longer than the first")
+    console = stdout_console()
+    console.print(table)
+    console.print("x  \n y ", end="  z\n")
+    assert capsys.readouterr().out == " name  notes\n a     short\n b     much longer than the first\nx\n y   z\n"
+    assert console.encoding.startswith("utf")

@@ -1,10 +1,12 @@
-"""Read a file, write one so that a reader finds the old text or the new one, and temporary folders."""
+"""Read a file, write one so that a reader finds the old text or the new one; standard output; temporary folders."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -12,10 +14,14 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
 
 import msgspec
 
 from foretrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 """Codes of the system's errors where a disk, or the user's share of it, is full."""
@@ -88,6 +94,30 @@ def json_alone_on_stdout(*, quiet: bool = False) -> Iterator[None]:
         os.dup2(_stdout, 1)
         os.close(_stdout)
         _stdout = 1
+
+
+def stdout_console(*, markup: bool = True) -> Console:
+    """Return a console that prints on stdout; tables do not end lines with blanks where that is no terminal."""
+    from rich.console import Console
+
+    file = None if sys.stdout.isatty() else cast("IO[str]", _WithoutPadding())
+    return Console(file=file, highlight=False, markup=markup)
+
+
+class _WithoutPadding(io.TextIOBase):
+    """Stdout without blanks before the ends of lines."""
+
+    encoding = ""
+
+    def __init__(self) -> None:
+        self.encoding = sys.stdout.encoding  # what it cannot write is drawn in ASCII
+
+    def write(self, text: str, /) -> int:
+        sys.stdout.write(re.sub(" +(?=\n)", "", text))
+        return len(text)
+
+    def flush(self) -> None:
+        sys.stdout.flush()
 
 
 @contextmanager

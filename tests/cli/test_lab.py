@@ -60,7 +60,7 @@ def test_status_shows_conditions_and_the_queues_that_were_used(name):
     made = {"ets": "ets and red", "htb": "htb"}[
         json.loads(lab("status", "--json", "-", "--name", name).stdout)["queues"]
     ]
-    assert shown[0] == f"lab {name}: {said}, queues of {made}"
+    assert shown[0] == f"lab '{name}': {said}, queues of {made}"
     first = next(place for place, line in enumerate(shown) if line.startswith("to host"))
     assert shown[first].split() == ["to", "host", "queue", "packets", "sent", "dropped", "share", "dropped", "marked"]
     # Background flows have no marks, and so the last band.

@@ -25,7 +25,7 @@ from foretrain.cli.arguments import (
 )
 from foretrain.cli.progress import progress_bar
 from foretrain.errors import ConfigError
-from foretrain.files import read_text, write_atomically, write_json
+from foretrain.files import read_text, stdout_console, write_atomically, write_json
 
 
 def compare(
@@ -58,8 +58,6 @@ def compare(
         json: write the numbers.
         fidelity: fidelity of the network of a topology.
     """
-    from rich.console import Console
-
     from foretrain.experiments import compare as compare_all
     from foretrain.experiments import sweep as sweep_all
     from foretrain.experiments.comparison import ALL_SCHEDULES
@@ -82,7 +80,7 @@ def compare(
         with progress_bar("sweeping") as progress:
             rows = sweep_all(workload, place, names, sweep, points=points, tuned=tune, progress=progress)
         table = table.with_sweep(rows)
-    console = Console(highlight=False)
+    console = stdout_console()
     console.print(summary(table))
     write_outputs(
         console,
@@ -99,15 +97,13 @@ def bound(scenario: tyro.conf.OmitArgPrefixes[WorkloadOnCluster], *, json: JsonF
         scenario: the workload and the cluster.
         json: write the numbers, times in seconds.
     """
-    from rich.console import Console
-
     from foretrain.simulation import bound as bound_of
     from foretrain.units import format_time, to_seconds
 
     check_writable(json=json)
     workload, place = scenario.read()
     found = bound_of(workload, place)
-    console = Console(highlight=False, markup=False)
+    console = stdout_console(markup=False)
     console.print(f"{workload.name}, batch {workload.batch}, on {place}")
     console.print(str(found))
     console.print(f"computation {format_time(found.compute)}, communication {format_time(found.link)}")
@@ -177,7 +173,6 @@ def catalog(*, json: JsonFile = None) -> None:
     Args:
         json: write the names.
     """
-    from rich.console import Console
     from rich.table import Table
 
     from foretrain.device import preset_names
@@ -195,7 +190,7 @@ def catalog(*, json: JsonFile = None) -> None:
     for name, policy in POLICIES.items():
         knobs = ", ".join(f"{knob.name}={knob.write(knob.default)}" for knob in policy.knobs)
         table.add_row("schedules" if name == next(iter(POLICIES)) else "", f"{name}({knobs})" if knobs else name)
-    console = Console(highlight=False)
+    console = stdout_console()
     console.print(table)
     names = {
         "models": list(zoo_models()),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from foretrain.cli.arguments import JsonFile, TimeText, check_writable, named, write_outputs
 from foretrain.errors import ConfigError
-from foretrain.files import write_json
+from foretrain.files import stdout_console, write_json
 from foretrain.units import SECOND, format_rate, format_time, parse_time
 
 if TYPE_CHECKING:
@@ -43,8 +43,6 @@ def doctor(
         timeout: how long to wait for other hosts to answer.
         json: write everything; times in seconds, rates in bytes per second. Rank 0 does.
     """
-    from rich.console import Console
-
     from foretrain.doctor.facts import Diagnosis, host_facts, numbers
     from foretrain.doctor.findings import findings
     from foretrain.live.device.native_build import is_built
@@ -71,7 +69,7 @@ def doctor(
             return
         found = answer
     advice = findings(found)
-    console = Console(highlight=False, markup=False)
+    console = stdout_console(markup=False)
     for table in _host_tables(found.hosts) if hosts is None else (_hosts_table(found), _pairs_table(found.pairs)):
         if table.row_count:
             console.print(table, "", sep="\n")

@@ -24,7 +24,7 @@ from foretrain.cli.arguments import (
     write_status,
 )
 from foretrain.cli.progress import bars
-from foretrain.files import write_json
+from foretrain.files import stdout_console, write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -159,16 +159,14 @@ def status(*, name: NameText = "lab", json: JsonFile = None) -> None:
         name: name of the lab.
         json: write the numbers; rates in bytes per second, the queue in seconds, traffic in bytes.
     """
-    from rich.console import Console
-
     from foretrain.lab import Lab
 
     found = Lab.find(name).status()
-    console = Console(highlight=False, markup=False)
+    console = stdout_console(markup=False)
     write_outputs(console, (json, lambda path: write_json(path, _plain(found))))
     made = {"ets": ", queues of ets and red", "htb": ", queues of htb", None: ""}[found.queues]
     conditions = "" if found.conditions.plain else f": {_conditions_text(found.conditions)}{made}"
-    console.print(f"lab {found.name}{conditions}", soft_wrap=True)
+    console.print(f"lab {found.name!r}{conditions}", soft_wrap=True)
     console.print(_table(found))
     for host in found.hosts:
         for process in host.processes:
@@ -364,8 +362,6 @@ def compare(
         trace: write a trace for ui.perfetto.dev (.json for Chrome's format).
         json: write the numbers.
     """
-    from rich.console import Console
-
     from foretrain.lab.compare import SCHEDULES, duration, experiment, plan_of
     from foretrain.lab.compare import compare as compare_all
     from foretrain.report.lab import lab_page, lab_summary, lab_trace
@@ -394,7 +390,7 @@ def compare(
     with _bar() as progress:
         place = {"hosts": hosts, "rate": rate, "servers": servers, "cores": cores}
         result = compare_all(model, **place, name=name, progress=progress, **options)
-    console = Console(highlight=False)
+    console = stdout_console()
     console.print(lab_summary(result))
     write_outputs(
         console,

@@ -21,7 +21,7 @@ from foretrain.cli.arguments import (
 )
 from foretrain.cli.progress import progress_bar
 from foretrain.errors import ConfigError
-from foretrain.files import write_json
+from foretrain.files import stdout_console, write_json
 
 _PRECISION = (
     "A search of knobs ends within 1 % of the schedule's bound; "
@@ -49,8 +49,6 @@ def what_if(
     """
     import dataclasses
 
-    from rich.console import Console
-
     from foretrain.planner.what_if import scaled, usual
     from foretrain.planner.what_if import what_if as compare_all
     from foretrain.report.planning import page, what_ifs
@@ -69,7 +67,7 @@ def what_if(
     with progress_bar("planning") as progress:
         wanted = changes or usual(workload, place)
         found = compare_all(workload, place, wanted, rebatched=rebatched, progress=progress)
-    console = Console(highlight=False)
+    console = stdout_console()
     console.print(what_ifs(found))
     console.print()
     console.print(found.advice, markup=False)
@@ -102,8 +100,6 @@ def plan(
         json: write the numbers.
         fidelity: fidelity of the network of a topology.
     """
-    from rich.console import Console
-
     from foretrain.planner import choose, save, saved
     from foretrain.planner.candidate_search import engine_of
     from foretrain.planner.candidate_search import engines as all_engines
@@ -124,7 +120,7 @@ def plan(
             raise ConfigError("engines", ", ".join(sorted(missing)), "is not possible on this cluster", remedy)
     with progress_bar("planning") as progress:
         choice = choose(workload, places, allow=allow or (), progress=progress)
-    console = Console(highlight=False)
+    console = stdout_console()
     console.print(candidates(choice))
     console.print()
     for line in choice.lines:

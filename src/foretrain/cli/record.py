@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
 from rich.table import Table
 
 from foretrain.cli.arguments import JsonFile, check_writable
 from foretrain.cli.progress import Terminated, percent_bar
 from foretrain.errors import ConfigError, ForetrainError, RecordError, unknown
-from foretrain.files import write_json
+from foretrain.files import stdout_console, write_json
 from foretrain.schedule.monitor import blocks
 from foretrain.torch_version import require_torch
 from foretrain.units import format_size, format_time, to_seconds
@@ -169,7 +168,7 @@ def _numbers(workload: Workload) -> dict[str, Any]:
 
 
 def _show(workload: Workload, written: list[Path]) -> None:
-    console = Console(markup=False, highlight=False)  # names may have brackets
+    console = stdout_console(markup=False)  # names may have brackets
     console.print(f"{workload.name}, batch {workload.batch}: {workload.source}\n")
     console.print(_table(workload))
     count = len(blocks([gradient.release for gradient in workload.gradients]))

@@ -28,7 +28,7 @@ from foretrain.cli.arguments import (
 )
 from foretrain.cli.progress import counter, progress_bar
 from foretrain.errors import ConfigError, MissingExtra
-from foretrain.files import write_json
+from foretrain.files import stdout_console, write_json
 
 if TYPE_CHECKING:
     from foretrain.experiments import Expansion, ResultStore, ScenarioResult
@@ -136,7 +136,6 @@ def _finish(
     html: Path | None,
     json: Path | None,
 ) -> None:
-    from rich.console import Console
 
     from foretrain.experiments.result_table import table
     from foretrain.report.sweep import findings, page, summary, to_dict
@@ -144,7 +143,7 @@ def _finish(
     made = table(expansion.scenarios, journal.found)
     made.write(out)
     found = findings(made, objectives)
-    console = Console(highlight=False)
+    console = stdout_console()
     console.print(summary(found))
     console.print(f"wrote {out}", markup=False, soft_wrap=True)
     write_outputs(
@@ -185,8 +184,6 @@ def grid(
         json: write the numbers.
         fidelity: fidelity of networks; a simple cluster has a formula.
     """
-    from rich.console import Console
-
     from foretrain.experiments.grid import grid as grid_of
     from foretrain.report.grid import page, table, verdict
 
@@ -201,7 +198,7 @@ def grid(
 
         clusters = (cluster, *more)
         made = grid_of(work, clusters, collectives, names, tuned=tune, progress=progress, simulated=simulated)
-    console = Console(highlight=False)
+    console = stdout_console()
     console.print(table(made))
     console.print(f"{verdict(made)}.", style="bold green", markup=False)
     write_outputs(

@@ -12,7 +12,7 @@ from foretrain.cli.arguments import JsonFile, ShareText, check_writable, command
 from foretrain.cli.progress import progress_bar
 from foretrain.cli.record import loaded
 from foretrain.errors import MissingExtra
-from foretrain.files import write_json
+from foretrain.files import stdout_console, write_json
 from foretrain.torch_version import require_torch
 from foretrain.units import parse_share
 
@@ -64,7 +64,6 @@ def tolerance(
         html: write an interactive page.
         json: write the numbers.
     """
-    from rich.console import Console
 
     check_writable(html=html, json=json)
     if html and not find_spec("jinja2"):
@@ -82,7 +81,7 @@ def tolerance(
         name = target.rpartition(":")[2]
         with progress_bar(name) as progress:
             found = profile(function, settings, name=name, progress=progress)
-    console = Console(highlight=False)
+    console = stdout_console()
     console.print(summary(found))
     write_outputs(
         console,

@@ -27,7 +27,7 @@ from foretrain.cli.arguments import (
 )
 from foretrain.cli.progress import percent_bar
 from foretrain.errors import ConfigError
-from foretrain.files import write_json
+from foretrain.files import stdout_console, write_json
 
 if TYPE_CHECKING:
     from foretrain.simulation.shared_network import Tenant
@@ -51,8 +51,6 @@ def show(
         json: write the numbers; rates in bytes per second, times in seconds.
         save: write every node and link, as .toml or .graphml, to edit and read again.
     """
-    from rich.console import Console
-
     from foretrain.network.deployment_notation import topology as read
     from foretrain.network.topology.file import check_format
     from foretrain.network.topology.file import save as save_topology
@@ -62,7 +60,7 @@ def show(
     if save:
         check_format(save)
     made = read(topology)
-    console = Console(highlight=False, markup=False)
+    console = stdout_console(markup=False)
     console.print(summary(made))
     write_outputs(
         console,
@@ -78,7 +76,6 @@ def list_(*, json: JsonFile = None) -> None:
     Args:
         json: write the names.
     """
-    from rich.console import Console
     from rich.table import Table
 
     from foretrain.network.fabrics import FABRICS
@@ -96,7 +93,7 @@ def list_(*, json: JsonFile = None) -> None:
         server = preset(name)
         port = "" if server.port is None else format_rate(server.port)
         servers.add_row(name, str(server.gpus), str(server.nics), port)
-    console = Console(highlight=False, markup=False)
+    console = stdout_console(markup=False)
     console.print(fabrics, "", servers, sep="\n")
     known = {
         "fabrics": [
@@ -139,8 +136,6 @@ def collective(
             of flows; packets that each port and class sent, marked, dropped and lost; queue lengths over time.
         fidelity: fidelity of the network.
     """
-    from rich.console import Console
-
     from foretrain.network.collective_benchmark import exchange
     from foretrain.network.collective_placement import suited
     from foretrain.network.deployment_notation import deployment
@@ -169,7 +164,7 @@ def collective(
     with waits, percent_bar(str(made.fidelity)) as bar:
         told = zip(names, parts(hops, bar), strict=True)
         found = sorted((exchange(place, operation, data, *each) for each in told), key=lambda one: one.time)
-    console = Console(highlight=False)
+    console = stdout_console()
     console.print(table(found))
     console.print(caption(found[0]), style="dim", soft_wrap=True)
     if made.fidelity.level == "packet":
@@ -214,7 +209,6 @@ def share(
         json: write the numbers.
         fidelity: fidelity of the network.
     """
-    from rich.console import Console
     from rich.table import Table
 
     from foretrain.report.trace import write_trace
@@ -237,7 +231,7 @@ def share(
         times = (format_time(time) for time in (single, run.iteration_time))
         table.add_row(job, str(run.schedule), *times, f"{ratio:.2f}×", format_time(run.bound.time))
         rows.append(run.to_dict() | {"job": job, "alone": single / 1e12, "slowdown": ratio})
-    console = Console(highlight=False)
+    console = stdout_console()
     console.print(table)
     console.print("no ±: a ratio of two simulations; nothing was measured", style="dim", soft_wrap=True)
     write_outputs(console, (trace, lambda path: write_trace(runs, path)), (json, lambda path: write_json(path, rows)))

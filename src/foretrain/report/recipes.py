@@ -10,11 +10,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from foretrain.files import write_atomically
+from foretrain.files import stdout_console, write_atomically
 from foretrain.live.imbalance import COUNT, drawn_loads
 from foretrain.recipe_search import SearchResult
 from foretrain.recipe_search.comparison import bound_by, front, interval, ratio, sigma, why_slower
@@ -50,7 +49,7 @@ _OUT = {"beaten": "beaten for sure", "memory": "out of memory", "invalid": "refu
 
 def show(result: SearchResult) -> None:
     """Print the ranking, why the others are out, the winner's command line, and what the winner costs."""
-    console, found = Console(highlight=False), result.found
+    console, found = stdout_console(), result.found
     console.print(_ranking(result, console.width))
     if more := len(listed(result)) - len(_first(result, ROWS)):
         console.print(f"… and {_counted(more, 'recipe')} more (--html)")

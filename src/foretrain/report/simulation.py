@@ -20,6 +20,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 
 from foretrain.device.model import PROVENANCES
+from foretrain.files import stdout_console
 from foretrain.live.collectives import who
 from foretrain.live.rank_trace import StepBreakdown
 from foretrain.live.refold import ProgressCallbacks
@@ -136,7 +137,7 @@ def _show_warnings(console: Console, warnings: Mapping[str, int]) -> None:
 
 def show(found: SimulationFindings) -> None:
     """Print the findings of a simulation."""
-    console, forecast = Console(highlight=False), found.forecast
+    console, forecast = stdout_console(), found.forecast
     console.print(_summary(found))
     for title, table in (_ranks(found), _memory(found), *_details(found)):
         console.print(f"\n[bold]{title}[/]")
@@ -297,7 +298,7 @@ def show_comparison(stock: Simulated, done: Simulated) -> None:
         if schedule.plan:
             best = schedule.plan.bound.time
             table.add_row("T*, what no order beats", format_time(best), "", f"{before.iteration_time / best:.2f}×", "")
-    Console(highlight=False).print(table)
+    stdout_console().print(table)
 
 
 def _details(found: SimulationFindings) -> Iterator[tuple[str, Table]]:
