@@ -29,8 +29,11 @@ the way out, so that ``rate`` becomes ``cluster.toml: links.rate``.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
+from itertools import takewhile
+
+_ABSENT = ("is missing", "is not set")
+"""Beginnings of problems that say themselves that there is no value."""
 
 
 class ForetrainError(Exception):
@@ -45,7 +48,9 @@ class ConfigError(ForetrainError, ValueError):
         super().__init__(field, value, problem, remedy)
 
     def __str__(self) -> str:
-        return f"{self.field}: {self.value!r} {self.problem}; {self.remedy}"
+        absent = (self.value is None or self.value == "") and self.problem.startswith(_ABSENT)
+        subject = self.field if absent else f"{self.field}: {self.value!r}"
+        return f"{subject} {self.problem}; {self.remedy}"
 
     def at(self, outer: str) -> ConfigError:
         """Return the error with ``field`` before its own."""
@@ -89,18 +94,59 @@ class MissingExtra(ForetrainError, ImportError):
 
 _LISTED = 12
 """Names that are always listed."""
+_SUGGESTED = 3
+"""Names that are suggested at most."""
+_PART = 3
+"""Characters of the shortest part of a name that suggests the name."""
 
 
 def unknown(field: str, value: object, choices: Iterable[str], examples: Iterable[str] | None = None) -> ConfigError:
-    """Return the error for a name that is none of ``choices``; it lists the near ones first, and then all.
+    """Return the error for a name that is none of ``choices``; it suggests what may be meant, and then lists all.
 
-    Where these are many, ``examples`` are listed in place of all.
+    Where these are many, ``examples`` are listed in place of all. Where no name is near, those that contain ``value``
+    are suggested, and those that it begins with.
     """
     names = sorted(choices)
-    folded = {name.lower().replace("-", "_"): name for name in names}
-    wanted = str(value).lower().replace("-", "_")
-    near = [folded[key] for key in difflib.get_close_matches(wanted, folded, n=3, cutoff=0.5)]
-    near += [name for key, name in folded.items() if wanted and wanted in key and name not in near][:_LISTED]
-    remedy = f"did you mean {' or '.join(repr(name) for name in near)}? " if near else ""
+    near = nearest(str(value), names)
+    if not near and len(asked := _folded(str(value))) >= _PART:
+        keys = {name: _folded(name) for name in names}
+        near = [name for name, key in keys.items() if asked in key or (len(key) >= _PART and asked.startswith(key))]
+    remedy = f"did you mean {' or '.join(repr(name) for name in near[:_SUGGESTED])}? " if near else ""
     shown = ", ".join(names) if examples is None or len(names) <= _LISTED else f"e.g. {', '.join(examples)}"
     return ConfigError(field, value, "is unknown", f"{remedy}known: {shown}".strip())
+
+
+def nearest(wanted: str, names: Iterable[str]) -> list[str]:
+    """Return the names that ``wanted`` may be a slip of; where several are as near, all of these.
+
+    One edit is near, or one for every three characters of a longer name, but no more than three. An edit adds, drops
+    or replaces a character, or swaps two neighbours. Of names as many edits away, one with the same letters is nearer,
+    and then one that begins alike. Case, hyphens and the dashes of options do not count.
+    """
+    asked = _folded(wanted)
+    ranks: dict[str, tuple[int, bool, int]] = {}
+    for name in names:
+        key = _folded(name)
+        allowed = min(3, max(1, max(len(asked), len(key)) // 3))
+        if asked and abs(len(asked) - len(key)) <= allowed and (edits := _edits(asked, key)) <= allowed:
+            alike = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(asked, key, strict=False)))
+            ranks[name] = edits, sorted(asked) != sorted(key), -alike
+    least = min(ranks.values(), default=None)
+    return [name for name, rank in ranks.items() if rank == least]
+
+
+def _folded(name: str) -> str:
+    return name.lstrip("-").lower().replace("-", "_")
+
+
+def _edits(one: str, other: str) -> int:
+    """Return the least number of edits between two texts (optimal string alignment)."""
+    above: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(one, 1):
+        before, above, row = above, row, [i]
+        for j, b in enumerate(other, 1):
+            row.append(min(above[j] + 1, row[-1] + 1, above[j - 1] + (a != b)))
+            if i > 1 and j > 1 and a == other[j - 2] and b == one[i - 2]:
+                row[j] = min(row[j], before[j - 2] + 1)
+    return row[-1]

@@ -44,7 +44,7 @@ def test_a_run_is_added_and_measured_again_replaced(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"step_time": None}, "step_time: None is missing"),
+        ({"step_time": None}, "step_time is missing"),
         ({"step_tim": "2 s"}, "key: 'step_tim' is unknown; did you mean 'step_time'"),
         ({"step_time": "2.84"}, "step_time: '2.84'"),
         ({"step_time": "0 s"}, "step_time: '0 s' is 0"),

@@ -46,7 +46,7 @@ def test_version_and_help(capsys):
 
 
 def test_a_command_that_is_mistyped_is_answered_with_the_near_ones(refused):
-    assert "'comparee' is unknown; did you mean 'compare' or 'completion'? known: " in refused(["comparee"])
+    assert "'comparee' is unknown; did you mean 'compare'? known: " in refused(["comparee"])
 
 
 def test_only_json_is_written_to_stdout(refused):

@@ -85,11 +85,15 @@ def test_every_command_has_help_and_answers_what_is_mistyped_or_missing(capsys):
         ("run --tolerance some -- x.py", "tolerance: 'some' is not a share or auto; write e.g. --tolerance 0.01"),
         ("run --max-restarts 2 --snapshot-every x -- x.py", "snapshot-every: 'x' is not a whole number; write e.g. "),
         ("compare vgg16 --network fliud", "network: 'fliud' is unknown; did you mean 'fluid'? known: auto, fluid, "),
-        ("completion tcsh", "shell: 'tcsh' is unknown; did you mean 'zsh' or 'fish' or 'bash'? known: bash, fish, zsh"),
+        ("completion tcsh", "shell: 'tcsh' is unknown; known: bash, fish, zsh"),
+        ("comapre vgg16", "command: 'comapre' is unknown; did you mean 'compare'? known: "),
+        ("collective star:4@1Gbps --cluster a", "option: '--cluster' is unknown; known: --"),
         ("plan vgg16 --cluster 2xV100@1Gbps --allow fp15", "allow: 'fp15' is unknown; did you mean 'fp16'"),
-        ("compare vgg16 --cluster", "cluster: '' is missing; write --cluster CLUSTER"),
+        ("compare vgg16 --cluster", "cluster is missing; write --cluster CLUSTER"),
         ("compare vgg16", "command line: 'compare vgg16' lacks --cluster CLUSTER; add it: e.g. 4x8xV100@100Gbps"),
         ("bound", "command line: 'bound' lacks WORKLOAD and --cluster CLUSTER; add WORKLOAD: a model of the zoo ("),
+        ("simulate", "foretrain: script is missing; write e.g. foretrain simulate --cluster "),
+        ("search", "foretrain: script is missing; write e.g. foretrain search "),
         ("lab rate", "command line: 'lab rate' lacks RATE; add it: rate in each direction, e.g. 500Mbps"),
         (
             "simulate --cluster H100 extra -- x.py",
@@ -272,15 +276,14 @@ def test_quiet_prints_nothing_but_json():
 
 
 @pytest.mark.process
-def test_without_a_terminal_no_line_is_cut_and_nothing_is_coloured():
+def test_without_a_terminal_no_line_is_cut_or_padded_and_nothing_is_coloured():
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "NO_COLOR")}
     command = [sys.executable, "-m", "foretrain", "compare", *HERE, "--schedules", "ddp,p3", "--no-tune"]
     shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     assert "\x1b" not in shown
     assert max(map(len, shown.splitlines())) > 120
-    assert any(
-        line.startswith("speed-up: over") and line.rstrip().endswith("of the GPU") for line in shown.splitlines()
-    )
+    assert any(line.startswith("speed-up: over") and line.endswith("of the GPU") for line in shown.splitlines())
+    assert all(line == line.rstrip() for line in shown.splitlines())
     (advice,) = (line for line in shown.splitlines() if "orth it" in line)
     assert shown.splitlines()[-1] == advice or "if you keep DDP" in shown
 

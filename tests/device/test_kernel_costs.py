@@ -128,7 +128,7 @@ def test_entries_give_times_tables_and_work_and_the_last_that_fits_counts(tmp_pa
         ('[[kernel]]\nname = "a"\ntime = "1us"\ncolour = 1', "kernel[0].field: 'colour' is unknown"),
         ('[[kernel]]\nname = "a"\ntime = "1us"\noperator = "Gemm"', "operator: 'Gemm' stands beside time"),
         ('[[kernel]]\nname = "a"\noperator = "Gem"', "operator: 'Gem' is unknown; did you mean 'Gemm'?"),
-        ('[[kernel]]\nname = "a"\noperator = "Gemm"\nm = 1\nn = 1', "k: None is missing; write the k of the Gemm"),
+        ('[[kernel]]\nname = "a"\noperator = "Gemm"\nm = 1\nn = 1', "k is missing; write the k of the Gemm"),
         ('[[kernel]]\nname = "a"\noperator = "Memory"\nmoved = "2 *"', "moved: '2 *' is no formula"),
         ('[[kernel]]\nname = "a"\noperator = "Memory"\nmoved = 1\ndtype = 2', "field: 'dtype' is unknown"),
         ('[[kernel]]\nname = "a"\nby = "1"\ntime = "1us"', "by: '1' stands without a table"),

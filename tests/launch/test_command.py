@@ -126,9 +126,9 @@ def test_secrets_that_are_refused(started, tmp_path, capsys, content, mode, mess
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("run", "has no '--' before the script; write e.g. foretrain run --nproc 2 -- train.py"),
+        ("run", "script is missing; write e.g. foretrain run --nproc 2 -- train.py"),
         ("run --nproc 2 train.py", "'--nproc 2 train.py' has no '--' before the script"),
-        ("run --", "script: '' is missing; write it after '--'"),
+        ("run --", "script is missing; write it after '--'"),
         ("run -- trian.py", "script: 'trian.py' is no file; there is none at "),
         ("run -m -- pakcage.train", "module: 'pakcage.train' is not found; run from the folder that has it"),
         ("run --schedule bytescheduller -- train.py", "'bytescheduller' is unknown; did you mean 'bytescheduler'"),

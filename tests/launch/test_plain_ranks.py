@@ -123,7 +123,7 @@ def test_ranks_of_nodes():
         (("--servers", "1", "--updates", "servers"), "transport:"),
         (("--tune",), "tune: True is for DistributedDataParallel, which comes with PyTorch; install torch"),
         (("--advise",), "which comes with PyTorch; install torch, or leave it out\n"),
-        (SEVERAL, "secret-file: '' is missing: ranks of other nodes are let in by it"),
+        (SEVERAL, "secret-file is missing: ranks of other nodes are let in by it"),
         ((*SEVERAL, "--servers", "1"), "loopback device of one of 2 nodes"),
     ],
 )

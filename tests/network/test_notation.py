@@ -118,8 +118,8 @@ def test_a_file_says_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "workers: None is missing"),
-        ("workers = 4\ndown = '1Gbps'", "rate: None is missing"),
+        ("", "workers is missing"),
+        ("workers = 4\ndown = '1Gbps'", "rate is missing"),
         ('workers = 4\nrte = "1Gbps"', "key: 'rte' is unknown; did you mean 'rate'"),
         ("workers = 4\nrate = 5", "rate: 5 is not a rate"),
         ('workers = "4"\nrate = "1Gbps"', "workers: '4' is not a whole number"),

@@ -51,11 +51,11 @@ def test_text_shows_only_what_differs_and_in_which_unit():
     ("text", "words"),
     [
         ("byte-scheduler", "schedule: 'byte-scheduler' is unknown; did you mean 'bytescheduler'?"),
-        ("tac", "did you mean 'tictac'"),
+        ("tictak", "did you mean 'tictac'?"),
         ("", "is not a schedule; write e.g. 'bytescheduler(partition=1MB"),
         ("ddp(bucket=1MB", "is not a schedule"),
         ("ddp(bucket)", "schedule ddp: 'bucket' is not knob=value; write e.g. 'partition=1MB'"),
-        ("ddp(buckt=1MB)", "schedule ddp: knob: 'buckt' is unknown; did you mean 'bucket' or 'buckets'?"),
+        ("ddp(buckt=1MB)", "schedule ddp: knob: 'buckt' is unknown; did you mean 'bucket'?"),
         ("fifo(bucket=1MB)", "schedule fifo: knob: 'bucket' is unknown"),
         ("ddp(bucket=1MB, bucket=2MB)", "schedule ddp.bucket: '2MB' contradicts the value before it"),
         ("ddp(bucket=25)", "schedule ddp.bucket: '25' is not a size; write e.g. '25MB'"),

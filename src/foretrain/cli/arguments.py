@@ -245,6 +245,8 @@ def split_script(arguments: Sequence[str], example: str) -> tuple[list[str], lis
     if separator:
         cut = own.index("--")
         own, script = own[:cut], own[cut + 1 :]
+    elif not own:
+        raise ConfigError("script", "", "is missing", f"write e.g. {example}")
     elif not {"-h", "--help"}.intersection(own):
         raise ConfigError("command line", " ".join(own), "has no '--' before the script", f"write e.g. {example}")
     return own, script

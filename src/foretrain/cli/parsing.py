@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from difflib import get_close_matches
 from io import BytesIO, TextIOWrapper
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from tyro import _errors  # pyright: ignore[reportPrivateUsage], the only way to errors as data
 
-from foretrain.errors import ConfigError, unknown
+from foretrain.errors import ConfigError, nearest, unknown
 
 if TYPE_CHECKING:
     from tyro._arguments import ArgumentDefinition
@@ -88,7 +87,7 @@ def _error(event: _errors.ParseErrorEvent, arguments: Sequence[str], options: se
     for word in surplus:
         if word.startswith("-"):
             return unknown("option", word, options)
-        if near := get_close_matches(f"--{word}", options, n=1, cutoff=0.8):
+        if near := nearest(word, sorted(options)):
             return _of_line(arguments, f"has {word!r}, which belongs to no option", f"did you mean {near[0]!r}?")
     if isinstance(event, _errors.InvalidChoice):
         return unknown(_name(event.argument), event.value, event.choices)
