@@ -70,8 +70,17 @@ def test_everything_fits_and_knobs_are_always_there(comparison: Comparison, widt
     text = shown(comparison, width)
     assert max(map(len, text.splitlines())) <= width
     flat = " ".join(text.split())
-    for words in ("T/T*", "speed-up", "exposed", "idle", "images/s", "optimum T*", "slice=4MB", "credit=16MB", "T* ="):
+    for words in ("T/T*", "speed-up", "exposed", "idle", "images/s", "optimum T*", "slice=4MB", "T* ="):
         assert words in flat
+
+
+def test_knobs_at_their_defaults_are_left_out():
+    found = compare(
+        zoo("resnet50", batch=64), "4x1xV100@7Gbps", ["prophet", "p3(slice=160kB)"], tuned=False, trace=False
+    )
+    assert {line.name: bool(line.knobs) for line in rows(found)} == {"ddp": True, "prophet": False, "p3": False}
+    untuned = dataclasses.replace(found, baseline=found.runs[0])
+    assert all("knobs" not in shown(untuned, width) for width in (80, 140))
 
 
 def test_a_baseline_that_was_not_asked_for_is_called_tuned():

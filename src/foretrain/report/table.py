@@ -47,12 +47,12 @@ def _set(run: Run) -> bool:
 
 
 def knobs(run: Run) -> tuple[str, ...]:
-    """Return ``knob=value`` of every knob that a search may change, as a schedule's notation takes it."""
+    """Return ``knob=value`` of every knob that differs from its default, as a schedule's notation takes it."""
     if not isinstance(run.schedule, Spec):
         return ()
     settings = run.schedule.settings
-    tunable = [knob for knob in POLICIES[run.schedule.name].knobs if knob.tunable]
-    return tuple(f"{knob.name}={knob.write(settings[knob.name])}" for knob in tunable)
+    changed = [knob for knob in POLICIES[run.schedule.name].knobs if settings[knob.name] != knob.default]
+    return tuple(f"{knob.name}={knob.write(settings[knob.name])}" for knob in changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class ComparisonRow:
         ratio: T/T*.
         exposed: communication and update that nothing hides.
         idle: share of the iteration in which the GPU computes nothing.
-        knobs: see `knobs`.
+        knobs: that differ from their defaults, see `knobs`.
     """
 
     name: str
@@ -135,14 +135,14 @@ def format_rate_of_samples(rate: float) -> str:
 
 def table(comparison: Comparison, width: int = 100) -> Table:
     """Every schedule at its best, fastest first, and the optimum; below 96 columns of ``width`` without knobs."""
-    wide = width >= _ROOM_FOR_KNOBS
+    lines = rows(comparison)
+    wide = width >= _ROOM_FOR_KNOBS and any(line.knobs for line in lines)
     result = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", caption_justify="left")
     result.add_column("schedule", no_wrap=True)
     for head in ("iteration", f"{comparison.workload.unit}/s", "speed-up", "T/T*", "exposed", "idle"):
         result.add_column(head, justify="right", no_wrap=True)
     if wide:
         result.add_column("knobs", overflow="fold")
-    lines = rows(comparison)
     for line in lines:
         chosen = "best" in line.marks or "keep" in line.marks
         style = "bold green" if chosen else "bold" if "baseline" in line.marks else ""
@@ -194,9 +194,8 @@ class ComparisonSummary:
         yield Text("")
         yield table(comparison, options.max_width)
         yield Text("")
-        if options.max_width < _ROOM_FOR_KNOBS:
-            named = zip(labels(ranking(comparison)), ranking(comparison), strict=True)
-            chosen = [f"{label}({', '.join(knobs(run))})" for label, run in named if knobs(run)]
+        chosen = [f"{line.name}({', '.join(line.knobs)})" for line in rows(comparison) if line.knobs]
+        if options.max_width < _ROOM_FOR_KNOBS and chosen:
             yield Text.assemble(("knobs     ", "dim"), ", ".join(chosen))
             yield Text("")
         yield Text(comparison.advice.text, style="bold green" if comparison.advice.worth_it else "bold yellow")

@@ -86,6 +86,9 @@ class Knob:
             return exact_size(int(value))
         if self.kind == "time" and value == value // 1:
             return exact_time(int(value))
+        short = f"{value:g}"
+        if self.kind == "factor" and "e" in short and float(short) == value:
+            return short.replace("e+0", "e")  # 1e6 is read at once, 1000000.0 is not
         return repr(value)
 
 
