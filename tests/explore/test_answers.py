@@ -4,6 +4,8 @@ import json
 import os
 import shlex
 import signal
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -176,6 +178,23 @@ def test_the_server_answers_its_own_page_alone():
         status, text = get("/answer?model=/etc/passwd")
         assert (status, "model" in json.loads(text)["error"]) == (400, True)
         assert get("/answer?" + "x" * 3000)[0] == 414
+
+
+SCRIPT = """
+from foretrain.explore import Explorer, Opened, Question
+
+with Explorer(Opened(), Question(model="alexnet")) as explorer:
+    explorer.slowly("/tuned", Question(model="alexnet"))
+"""
+
+
+@pytest.mark.process
+def test_a_worker_that_does_not_start_is_told_from_one_that_is_killed(tmp_path):
+    (tmp_path / "made.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, "made.py"], capture_output=True, text=True, check=False, cwd=tmp_path)
+    told = done.stderr.splitlines()[-1]
+    assert told.startswith("foretrain.errors.ForetrainError: the process that searches does not start;")
+    assert "if __name__ == '__main__'" in told
 
 
 @pytest.mark.process

@@ -108,6 +108,16 @@ def test_everything_is_drawn_at_a_place_of_its_own(text: str):
     assert drawn_lines(figure) == sum(len(pair) == 2 for pair in between)
 
 
+@pytest.mark.parametrize(
+    ("text", "above"), [("star:5@1Gbps", ["switch"]), ("leaf_spine:2x2@1Gbps", ["spine0", "spine1"])]
+)
+def test_names_of_the_highest_stand_above_their_links(text: str, above: list[str]):
+    named = [trace for trace in fabric(DrawnLinks.of(topology(text))).data if "textposition" in trace]
+    positions = {name: at for trace in named for name, at in zip(trace["text"], trace["textposition"], strict=True)}
+    assert [name for name, at in positions.items() if at == "top center"] == above
+    assert set(positions.values()) == {"top center", "bottom center"}
+
+
 def test_faults_are_drawn_in_traces_of_their_own(ailing: Topology):
     names = {trace["name"]: trace for trace in fabric(DrawnLinks.of(ailing)).data if trace["mode"] == "lines"}
     for name in ("down", "slower than its kind", "shared with other traffic"):

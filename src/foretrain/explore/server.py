@@ -41,6 +41,11 @@ _LONGEST = 2000
 
 _ATTEMPTS = 3
 """Workers that may be killed over one answer."""
+_KILLED = f"the process that searches was killed {_ATTEMPTS} times; does this machine have too little memory?"
+_NOT_STARTED = (
+    "the process that searches does not start; what it wrote to standard error says why; a script that makes an "
+    "Explorer must do so under: if __name__ == '__main__'"
+)
 _SLOW: dict[str, Work] = {
     "/tuned": partial(answers.answer, tuned=True),
     "/tuned/page": partial(answers.saved_page, tuned=True),
@@ -70,7 +75,7 @@ class Explorer:
         self._http.explorer = self
         # The system ends a worker with the thread that started it, and threads of requests end.
         self._starter = ThreadPoolExecutor(1, "worker starter")
-        self._pool = self._start_pool()
+        self._pool, self._ready = self._start_pool()
         self._closing = False
         self._waiting: dict[str, Future[str]] = {}
         self._lock = threading.Lock()
@@ -99,8 +104,10 @@ class Explorer:
 
     def slowly(self, kind: str, question: Question) -> str | None:
         """Return the worker's answer; None where a newer request of that kind came before it began."""
+        began = False
         for _ in range(_ATTEMPTS):
-            pool = self._pool
+            with self._lock:
+                pool, ready = self._pool, self._ready
             try:
                 with self._lock:
                     if (before := self._waiting.get(kind)) is not None:
@@ -114,16 +121,17 @@ class Explorer:
                     if self._closing:
                         return None
                     if self._pool is pool:
-                        self._pool = self._start_pool()
-        raise ForetrainError(
-            f"the process that searches was killed {_ATTEMPTS} times; does this machine have too little memory?"
-        )
+                        self._pool, self._ready = self._start_pool()
+                began = began or ready.exception() is None
+        raise ForetrainError(_KILLED if began else _NOT_STARTED)
 
-    def _start_pool(self) -> ProcessPoolExecutor:
-        """Return a pool with its worker, which a thread has started that lasts as long as the explorer."""
+    def _start_pool(self) -> tuple[ProcessPoolExecutor, Future[Any]]:
+        """Return a pool, and what its worker does first.
+
+        The worker is started by a thread that lasts as long as the explorer.
+        """
         pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_begin_worker)
-        self._starter.submit(pool.submit, preset_names).result()
-        return pool
+        return pool, self._starter.submit(pool.submit, preset_names).result()
 
     def choices(self) -> dict[str, Any]:
         """Return what the page's controls offer."""

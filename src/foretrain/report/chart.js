@@ -576,7 +576,7 @@ const Charts = (() => {
         if (mode.includes("markers")) marker(c, px, py, t.marker || {}, i, t.line);
         if (mode.includes("text") && t.text[i]) {
           c.fillStyle = paint(t.textcolor || "#64748b"); c.font = FONT.replace("12px", (t.textsize || 11) + "px"); c.textAlign = "center"; c.textBaseline = "middle";
-          const down = t.textposition === "bottom center" ? 13 : t.textposition === "top center" ? -15 : 0;
+          const down = {"bottom center": 13, "top center": -15}[at(t.textposition, i)] || 0;
           const half = c.measureText(t.text[i]).width / 2 + 2;
           // A name that would cover another is left out; lines that cross behind one leave it readable.
           if (!named.some(([x, y, w]) => Math.abs(px - x) < half + w && Math.abs(py + down - y) < 12)) {

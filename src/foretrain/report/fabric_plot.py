@@ -119,7 +119,7 @@ def _markers(
         ("server" if any(len(nodes) > 1 for nodes in members) else "host", "square", BLUE, 9),
         ("switch", "circle", INK, 11),
     )
-    made = []
+    made, top = [], max(y)
     for wanted, (label, symbol, colour, size) in zip((True, False), styles, strict=True):
         points = [p for p, one in enumerate(computes) if one == wanted]
         if not points:
@@ -134,7 +134,8 @@ def _markers(
                 "hovertemplate": "%{hovertext}",
                 "text": [names[p] for p in points],
                 "mode": "markers+text" if len(members) <= _NAMED else "markers",
-                "textposition": "bottom center",
+                # Links of the highest go down, and would cross a name below.
+                "textposition": ["top center" if y[p] == top else "bottom center" for p in points],
                 "textsize": 10,
                 "marker": {"symbol": symbol, "color": colour, "size": size if len(x) < 2000 else 5},
             }
