@@ -93,8 +93,9 @@ def _row(name: str, meaning: str) -> str:
     text, default = re.fullmatch(r"(.*?)\.?(?: \((required|optional|default: .*)\))?", meaning).groups()
     short = re.sub(r"\[(.+?) \[\1 \.\.\.\]\]", r"\1 ...", name)
     names = ", ".join(f"`{one}`" for one in short.split(", "))
-    # As code, lest quotes are made curly and two hyphens a dash.
-    text = re.sub(r'"[^"]*"|(?<![\w-])--[a-z][a-z-]*', lambda found: f"`{found[0]}`", text.replace("T*", r"T\*"))
+    # As code, lest quotes are made curly and two hyphens a dash; "--json -" is one word of it.
+    code = r'"[^"]*"|(?<![\w-])--[a-z][a-z-]*(?: -(?![\w-]))?'
+    text = re.sub(code, lambda found: f"`{found[0]}`", text.replace("T*", r"T\*"))
     cells = names, text, DEFAULTS.get(default or "", f"`{(default or '').removeprefix('default: ')}`")
     row = " | ".join(cell.replace("|", r"\|") for cell in cells)
     return f"| {row} |"

@@ -51,9 +51,12 @@ def test_every_command_has_a_section():
     assert sorted(sections) == sorted([*COMMANDS, *LAB, *TOPOLOGY, *ACCURACY, "lab", "topology", "accuracy"])
 
 
-def test_the_page_on_reports_names_every_command_that_writes_one(capsys):
-    page = (DOCS / "reports.md").read_text(encoding="utf-8")
-    listed = re.findall(r"`([a-z -]+)`", page.split("writes one page:")[1].split(".")[0])
+@pytest.mark.parametrize(
+    ("name", "before"), [("reports.md", "writes one page:"), ("reference/cli.md", "These commands have it:")]
+)
+def test_a_page_names_every_command_that_writes_a_report(name, before, capsys):
+    page = (DOCS / name).read_text(encoding="utf-8")
+    listed = re.findall(r"`([a-z -]+)`", page.split(before)[1].split(".")[0])
     leaves = [*COMMANDS, *LAB, *TOPOLOGY, *ACCURACY]
     assert sorted(listed) == sorted(name for name in leaves if "--html" in help_of(name, capsys))
 
