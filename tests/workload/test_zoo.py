@@ -174,7 +174,7 @@ def test_time_grows_with_batch_and_sequence():
         ({"throughput": math.nan}, "throughput: nan is not a positive finite number; write e.g. 360"),
         ({"throughput": 0}, "throughput: 0 is not"),
         ({"device": "v1000"}, "device: 'v1000' is unknown; did you mean 'V100'"),
-        ({"precision": "fp8"}, "precision: 'fp8' is unknown; did you mean"),
+        ({"precision": "fp8"}, "precision: 'fp8' is unknown; known: bf16"),
         ({"precision": "tf32"}, "precision: 'tf32' does not exist on V100; use fp32 or fp16"),
         ({"sequence": 128}, "sequence: 128 means nothing to resnet50, a model of images; leave it out"),
         ({"name": "bert_base", "sequence": 513}, "sequence: 513 is longer than bert_base can be; at most 512 tokens"),
