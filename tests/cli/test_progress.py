@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from foretrain.cli.progress import Lines, counter, progress_bar
+from foretrain.cli.progress import Lines, counter, percent_bar, progress_bar
 from tests.processes import started
 
 _BLOCK = """
@@ -50,7 +50,8 @@ def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str]):
 
 
 def test_where_stderr_is_no_terminal_there_is_no_bar(capsys: pytest.CaptureFixture[str]):
-    with counter("sweeping", "scenarios") as count, progress_bar("planning") as plan:
+    with counter("sweeping", "scenarios") as count, progress_bar("planning") as plan, percent_bar("packets") as share:
         count(1, 2)
         plan("policies", 1, 2)
+        share(1, 2)
     assert capsys.readouterr().err == ""

@@ -52,8 +52,8 @@ def progress_bar(title: str) -> Iterator[Callable[[str, float, float], None]]:
 
 @contextmanager
 def percent_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar in percent whose callback takes the number done and the total."""
-    with bars(percent=True) as bar:
+    """Show a bar in percent whose callback takes the number done and the total; nothing outside a terminal."""
+    with bars(percent=True, disable=not _in_terminal()) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
