@@ -22,11 +22,20 @@ TRAINERS = ROOT / "examples" / "trainers"
 SCHEDULE = "bytescheduler(partition=32KiB,credit=64KiB)"
 
 
+RAY = {
+    "RAY_AUTH_MODE": "disabled",
+    # Processes that nothing here needs, some of which import PyTorch.
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
 def python(*arguments: object, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run an example in a folder where its trainer may leave files."""
     command = [sys.executable, *map(str, arguments)]
     with TemporaryDirectory() as ray:  # the paths of its sockets must be short
-        environment = os.environ | {"RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": ray}
+        environment = os.environ | RAY | {"RAY_TMPDIR": ray}
         done = finished(command, timeout=600, cwd=folder, env=environment)
     assert done.returncode == 0, done.stderr
     return done
