@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+from tests.waiting import until
+
 SWEEP = """
 workloads = ["alexnet"]
 schedules = [
@@ -51,8 +53,7 @@ def stored(out: Path) -> list[str]:
 def wait_for(process: subprocess.Popen[str], out: Path, more: int) -> None:
     """Wait until there are ``more`` results than now, or the process has ended."""
     goal = len(stored(out)) + more
-    while len(stored(out)) < goal and process.poll() is None:
-        time.sleep(0.005)
+    until(lambda: len(stored(out)) >= goal or process.poll() is not None)
 
 
 def commands_of(group: int) -> list[bytes]:
