@@ -75,10 +75,10 @@ def place(stack: list[tuple[str, str]]) -> str:
 
 
 def functions(seconds: float, pid: int, folder: Path) -> Counter[str]:
-    """Return samples of py-spy of the Python thread that exchanges, by what they are in; waiting is not counted."""
+    """Return samples of py-spy, by what they are in, of the thread that has Python's lock, so that no wait counts."""
     file = folder / "py-spy.txt"
-    record = ["py-spy", "record", "-q", "-p", str(pid), "-d", str(round(seconds)), "-r", "500", "-f", "raw"]
-    subprocess.run([*record, "-o", str(file)], check=True, stdout=subprocess.DEVNULL)
+    record = ["py-spy", "record", "--gil", "-p", str(pid), "-d", str(round(seconds)), "-r", "500", "-f", "raw"]
+    subprocess.run([*record, "-o", str(file)], check=True, capture_output=True)
     found: Counter[str] = Counter()
     for line in file.read_text().splitlines():
         stack, _, count = line.rpartition(" ")
