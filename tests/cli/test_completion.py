@@ -25,6 +25,8 @@ CASES = [
     ("completion ", {"bash", "zsh", "fish"}),
     ("compare --sched", {"--schedules"}),
     ("lab status --q", {"--quiet"}),
+    ("schedule alexnet --sch", {"--schedule"}),
+    ("compare alexnet --no", {"--no-tune"}),
 ]
 NOTHING = ["help compare ", "help lab up ", "simulate --cluster H100 -- --"]
 

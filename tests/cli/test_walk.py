@@ -365,11 +365,19 @@ def test_the_usage_of_a_command_that_runs_a_script_names_it(capsys, command: str
 
 
 def test_completion_knows_every_command_and_its_options(capsys):
+    options: set[str] = set()
+    for words in leaves(capsys):
+        with pytest.raises(SystemExit, match="0"):
+            main([*words, "--help"])
+        heads = re.findall(r"^\W (-.*?)(?:  | \W$)", capsys.readouterr().out, re.MULTILINE)
+        options |= {name for head in heads for name in re.findall(r"--[a-z][a-z-]*", head)}
+    assert options >= {"--schedule", "--no-tune", "--no-browser"}
     for shell in ("bash", "zsh", "fish"):
         main(["completion", shell])
         text = capsys.readouterr().out
         assert all(f"' {' '.join(words)}'" in text for words in leaves(capsys))
-        assert "--schedules" in text
+        offered = set(re.findall(r"--[a-z][a-z-]*", text))
+        assert offered >= options
 
 
 def test_a_dry_run_of_the_lab_says_how_long_it_takes(capsys):

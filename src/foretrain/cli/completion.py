@@ -60,9 +60,14 @@ def _words(command: str) -> dict[str, list[str]]:
             found |= _words(f"{command} {each}")
         return found
     own = re.search(r"^│ \{([\w,-]+)\}", text, re.MULTILINE)
-    options = re.findall(r"^│ (?:-\w, )?(--[a-z][a-z-]*)(?: \[?\{([\w,-]+)\})?", text, re.MULTILINE)
-    found = {command: [*(own[1].split(",") if own else ()), *sorted({name for name, _ in options})]}
-    return found | {f"{command} {name}": choices.split(",") for name, choices in options if choices}
+    options: dict[str, list[str]] = {}
+    # Of an option all names, e.g. "-s SCHEDULE, --schedule SCHEDULE" or "--tune, --no-tune"; two blanks end them.
+    for head in re.findall(r"^│ (-.+?)(?:  | *│?$)", text, re.MULTILINE):
+        choices = re.search(r"\{([\w,-]+)\}", head)
+        for name in re.findall(r"--[a-z][a-z-]*", head):
+            options[name] = choices[1].split(",") if choices else []
+    found = {command: [*(own[1].split(",") if own else ()), *sorted(options)]}
+    return found | {f"{command} {name}": choices for name, choices in options.items() if choices}
 
 
 def _cases(found: Words) -> list[tuple[list[str], str]]:
