@@ -21,7 +21,7 @@ PIP_ARGS ?=
 MATRIX ?= 2.13.0/3.11 2.14.1/3.11 2.15.0/3.11 2.15.0/3.12 2.15.0/3.13 2.15.0/3.14
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-matrix fuzz lint $(LINTS) format bench wheel docs links clean
+.PHONY: help setup demo test test-rest test-all test-matrix fuzz lint $(LINTS) format bench wheel docs links clean
 
 help:
 	@echo "make demo    compare, simulate, record: the three uses, a screen each; writes out/*.html"
@@ -52,6 +52,9 @@ demo: $(BUILT)
 
 test: $(BUILT)
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "smoke or not ($(SLOW))"
+
+test-rest: $(BUILT)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not smoke and ($(SLOW))"
 
 test-all: $(BUILT)
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
