@@ -189,6 +189,10 @@ def test_a_server_whose_update_fails_ends():
                 work.wait(60)
 
 
+def failing():
+    raise ValueError("why")
+
+
 def test_ranks_tell_a_server_its_state_and_ask_for_it():
     updater, ports = Subtracting(), [None, None]
     barrier = threading.Barrier(2)
@@ -214,6 +218,11 @@ def test_ranks_tell_a_server_its_state_and_ask_for_it():
         assert (tensor, len(frames)) == (wanted, wanted + 1)
         np.testing.assert_array_equal(np.frombuffer(frames[0], np.float32), large)
     state.close()
+    for ask in (state.wait_ready, lambda check: next(state.fetch([0], check))):
+        with pytest.raises(LinkError, match="the server that updates was lost"):
+            ask(lambda: None)
+        with pytest.raises(ValueError, match="why"):  # what another thread has found out comes first
+            ask(failing)
     thread.join(60)
     assert not thread.is_alive()
     servers.close()

@@ -94,7 +94,7 @@ class ServerState:
 
     def wait_ready(self, check: Callable[[], None]) -> None:
         """Wait until the server has done all that it was told; ``check`` raises the error that ends the job."""
-        _send(self._link, _Kind.READY, 0, b"")
+        self._ask(_Kind.READY, 0, check)
         next(_bodies(self._link, check))
 
     def fetch(self, tensors: Sequence[int], check: Callable[[], None]) -> Iterator[tuple[int, list[bytes]]]:
@@ -102,7 +102,7 @@ class ServerState:
         bodies = _bodies(self._link, check)
         for tensor in tensors:
             try:
-                _send(self._link, _Kind.GET, tensor, b"")
+                self._ask(_Kind.GET, tensor, check)
                 kind, found, body = next(bodies)
                 if (kind, found) != (_Kind.STATE, tensor):
                     raise LinkError(f"the server that updates has answered about tensor {found}, not {tensor}")
@@ -122,6 +122,14 @@ class ServerState:
     def close(self) -> None:
         """End the link, any number of times."""
         self._link.close()
+
+    def _ask(self, kind: _Kind, tensor: int, check: Callable[[], None]) -> None:
+        try:
+            _send(self._link, kind, tensor, b"")
+        except LinkError as error:
+            # The thread that has found out first closes the link on this side: what it found is the reason.
+            check()
+            raise LinkError(_LOST.format("it hung up")) from error
 
 
 def tell_failure(links: Sequence[Link], error: BaseException) -> None:
