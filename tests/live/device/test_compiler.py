@@ -86,3 +86,46 @@ def test_a_value_that_is_used_inside_a_fused_kernel_only_takes_no_memory() -> No
     kept, most = peak(torch.compile(loss))
     assert kept < 0.01
     assert 1 <= most < 1.01
+
+
+@on_gpus()
+def test_a_block_mask_costs_what_it_does_traced_and_is_as_good() -> None:
+    import pytest
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    length = 8192
+    documents = torch.arange(length, device="cuda") // 3000
+
+    def within(b, h, i, j):
+        return (i >= j) & (documents[i] == documents[j])
+
+    def taken(create):
+        create(within, 1, None, length, length, device="cuda")
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        begin.record()
+        mask = create(within, 1, None, length, length, device="cuda")
+        end.record()
+        torch.cuda.synchronize()
+        most = torch.cuda.max_memory_allocated() - before
+        kept = torch.cuda.memory_allocated() - before
+        q = torch.empty(1, 8, length, 64, device="cuda")
+        assert flex_attention(q, q, q, block_mask=mask).shape == q.shape
+        return begin.elapsed_time(end), most / length**2, kept, [one.shape for one in mask.as_tuple()[2:10]]
+
+    ours = taken(torch.compile(create_block_mask))
+    traced = taken(torch.compile(lambda *args, **kwargs: create_block_mask(*args, **kwargs)))
+    eager = taken(create_block_mask)
+    assert 0.9 < ours[0] / traced[0] < 1.1
+    assert ours[0] < eager[0] / 4
+    assert max(ours[1], traced[1]) < 0.01 < 2 < eager[1]  # the mask of all pairs, a byte each, is not written
+    assert ours[2:] == traced[2:] == eager[2:]
+
+    def wrong(b, h, i, j):
+        raise ValueError("no mask")
+
+    with pytest.raises(ValueError, match="no mask"):
+        torch.compile(create_block_mask)(wrong, 1, 1, 128, 128, device="cuda")
+    assert taken(torch.compile(create_block_mask)) == ours

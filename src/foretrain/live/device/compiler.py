@@ -13,6 +13,7 @@ it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -41,13 +42,25 @@ def install(device: ModuleType) -> None:
         return kept | {"backend": _backend(device, replayed)}
 
     def compiled(model: Any = None, **given: Any) -> Any:
-        return plain(model, **ours(given))
+        with_ours = ours(given)
+        if with_ours is not given and _creates_block_mask(model):
+            # Imported on first use, as most scripts have no mask.
+            from foretrain.live.device.block_mask import without_tracing
+
+            return without_tracing(model, device)
+        return plain(model, **with_ours)
 
     def compile_module(self: torch.nn.Module, *args: Any, **given: Any) -> None:
         module_compile(self, *args, **ours(given))
 
     put(torch, compile=compiled)
     put(torch.nn.Module, compile=compile_module)
+
+
+def _creates_block_mask(function: Any) -> bool:
+    """Return whether this is PyTorch's ``create_block_mask``, without importing it for the question."""
+    module = sys.modules.get("torch.nn.attention.flex_attention")
+    return module is not None and function is module.create_block_mask
 
 
 def set_charge(charge: Charge) -> None:
@@ -106,20 +119,20 @@ def _run(graph: fx.GraphModule, device: ModuleType, replayed: bool) -> Callable[
 
 def fuse(graph: fx.GraphModule, device: ModuleType) -> int:
     """Bracket every run of fusible operators in ``graph``; return how many kernels they became."""
-    runs = _runs(graph.graph)
+    runs = runs_of(graph.graph)
     for run in runs:
         moved = boundary(run)
         last = run[-1]
         with graph.graph.inserting_before(run[0]):
             graph.graph.call_function(device.begin_fused)
         with graph.graph.inserting_after(last):
-            graph.graph.call_function(_Kernel(device, moved, len(run)))
+            graph.graph.call_function(Kernel(device, moved, len(run)))
     graph.recompile()
     return len(runs)
 
 
-class _Kernel:
-    """Ends a fused region and launches the one kernel it became."""
+class Kernel:
+    """The one kernel that a run of fusible operators becomes."""
 
     def __init__(self, device: ModuleType, moved: int, operators: int) -> None:
         self._device, self._moved = device, moved
@@ -127,17 +140,22 @@ class _Kernel:
         self.__module__ = __name__
 
     def __call__(self) -> None:
+        """End the run's region and launch the kernel."""
         self._device.end_fused()
+        self.launch()
+
+    def launch(self) -> None:
+        """Launch the kernel, where no region is open."""
         duration, provenance = _charge[0](self._moved)
         self._device.launch_fused(f"triton_{self.__name__}", duration, provenance)
 
 
-def _runs(graph: fx.Graph) -> list[list[fx.Node]]:
+def runs_of(graph: fx.Graph) -> list[list[fx.Node]]:
     """Return maximal runs of two and more fusible operators; views between them belong to them."""
     runs: list[list[fx.Node]] = []
     run: list[fx.Node] = []
     for node in [*graph.nodes, None]:
-        if node is not None and node.op == "call_function" and (_fusible(node) or (run and _free(node))):
+        if node is not None and node.op == "call_function" and (_fusible(node) or (run and is_free(node))):
             run.append(node)
             continue
         if sum(map(_fusible, run)) > 1:
@@ -156,7 +174,7 @@ def _fusible(node: fx.Node) -> bool:
     return torch.Tag.pointwise in tags or torch.Tag.reduction in tags or name in _FUSIBLE
 
 
-def _free(node: fx.Node) -> bool:
+def is_free(node: fx.Node) -> bool:
     """Return whether the node costs nothing: views, and Python's own operators on tuples."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
@@ -171,7 +189,7 @@ _FUSIBLE_NAMES = (
     *("native_dropout", "native_dropout_backward", "nll_loss_forward", "nll_loss_backward"),
     *("silu_backward", "gelu_backward", "sum", "mean", "amax"),
     *("cat", "clone", "_to_copy", "constant_pad_nd", "slice_backward"),
-    *("full", "full_like", "zeros_like", "ones_like", "scalar_tensor", "arange"),
+    *("full", "full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "scalar_tensor", "arange"),
     *("embedding", "index", "gather"),
 )
 _FUSIBLE = {f"aten::{name}" for name in _FUSIBLE_NAMES} | {"prims::convert_element_type", "prims::iota"}
@@ -182,13 +200,13 @@ def boundary(run: Sequence[fx.Node]) -> int:
     """Return the bytes that one kernel of ``run`` reads from outside and writes for users outside."""
     inside = set(run)
     read = {source for node in run for source in node.all_input_nodes if source not in inside}
-    written = [node for node in run if not _free(node) and any(_outside(user, inside) for user in node.users)]
+    written = [node for node in run if not is_free(node) and any(_outside(user, inside) for user in node.users)]
     return sum(map(_bytes, read)) + sum(map(_bytes, written))
 
 
 def _outside(user: fx.Node, inside: set[fx.Node]) -> bool:
     """Return whether a result leaves the run by way of ``user``, perhaps as a view."""
-    return user not in inside or (_free(user) and any(_outside(next_, inside) for next_ in user.users))
+    return user not in inside or (is_free(user) and any(_outside(next_, inside) for next_ in user.users))
 
 
 def _bytes(node: fx.Node) -> int:
