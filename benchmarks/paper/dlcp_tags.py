@@ -83,4 +83,6 @@ def tags(payload: int, share: float, depth: float, worker: int, tensor: int, pac
         return np.full(packets, share == 1)
     layers = _of_layers(payload, share)
     rows = layers[min(int(depth * len(layers)), len(layers) - 1)]
-    return np.take(rows[worker % len(rows)], np.arange(packets) + 7919 * tensor, mode="wrap")
+    recorded = rows[worker % len(rows)]
+    # Not np.take(…, mode="wrap"): that subtracts the length as often as an index has it, hundreds of times each here.
+    return recorded[(np.arange(packets) + 7919 * tensor) % len(recorded)]
