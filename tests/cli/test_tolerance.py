@@ -100,8 +100,11 @@ def test_it_says_what_is_tolerable_and_writes_the_numbers(script, exchange, way,
 
 
 def test_what_it_finds_is_what_foretrain_run_takes(script, capsys):
-    main(["tolerance", script.replace("build", "wide"), *FAST, "--grid", "0", "2%"])
-    assert "Use it: foretrain run --tolerance 2% -- train.py" in capsys.readouterr().out
+    pytest.importorskip("jinja2")
+    main(["tolerance", script.replace("build", "wide"), *FAST, "--grid", "0", "2%", "--html", "t.html"])
+    command = "foretrain run --tolerance 2% -- train.py"
+    assert f"Use it: {command}" in capsys.readouterr().out
+    assert f'data-copy="{command}"' in Path("t.html").read_text()
 
 
 def test_help_says_what_bounded_loss_never_loses(capsys):
@@ -119,6 +122,7 @@ def test_a_page(script, capsys):
     page = Path("t.html").read_text()
     for words in ("Tolerates a loss of 2 %", "small magnitudes first", 'id="curves"', "accuracy"):
         assert words in page
+    assert "Use it" not in page  # no transport loses small tensors, too
 
 
 @pytest.mark.usefixtures("script")

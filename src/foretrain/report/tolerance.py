@@ -147,6 +147,8 @@ def page(found: Profile, path: Path, command: str = "") -> None:
             cards=cards,
             rows=rows(found),
             exchange=_exchange(found),
+            usage=usage(found),
+            share=_percent(found.tolerable),
         ),
     )
 
