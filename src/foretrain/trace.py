@@ -50,16 +50,14 @@ class Timeline:
         self._lanes.append(span.lane)
         self._kinds.append(span.kind)
         self._names.append(span.name)
-        self._numbers.extend((span.step, span.start, span.end, span.size))
+        self._numbers.extend(span[3:])
 
     def __len__(self) -> int:
         return len(self._lanes)
 
     def __iter__(self) -> Iterator[Span]:
-        numbers = iter(self._numbers)
-        rows = zip(numbers, numbers, numbers, numbers, strict=True)
-        for lane, kind, name, (step, start, end, size) in zip(self._lanes, self._kinds, self._names, rows, strict=True):
-            yield Span(lane, kind, name, step, start, end, size)
+        numbers = (self._numbers[column::4] for column in range(4))
+        return map(Span._make, zip(self._lanes, self._kinds, self._names, *numbers, strict=True))
 
     def lanes(self) -> tuple[str, ...]:
         """Return the lanes in the order of their first span."""
@@ -68,10 +66,10 @@ class Timeline:
     def between(self, start: Time, end: Time) -> Timeline:
         """Return the spans that touch ``[start, end)``, clipped to it and shifted to begin at 0."""
         clipped = Timeline()
-        for span in self:
-            if span.start < end and span.end > start:
-                low, high = max(span.start, start) - start, min(span.end, end) - start
-                clipped.add(span._replace(start=low, end=high))
+        for lane, kind, name, step, first, last, size in self:
+            if first < end and last > start:
+                low, high = max(first, start) - start, min(last, end) - start
+                clipped.add(Span(lane, kind, name, step, low, high, size))
         return clipped
 
     def busy(self, lane: str, *kinds: Kind) -> Time:

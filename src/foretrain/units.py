@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from fractions import Fraction
+from functools import lru_cache
 from typing import TypeAlias
 
 from foretrain.errors import ConfigError
@@ -129,6 +130,7 @@ def _significant(value: float, steps: tuple[tuple[float, str], ...]) -> str:
     return f"{scaled:.{digits}f} {unit}"
 
 
+@lru_cache(maxsize=4096)  # pictures of a timeline write the same times of layers again and again
 def format_time(time: float) -> str:
     """Three significant digits for a person: ``"850 ms"``; ``"0 s"`` for no time."""
     if not time:
@@ -136,6 +138,7 @@ def format_time(time: float) -> str:
     return _significant(time, ((SECOND, "s"), (MILLISECOND, "ms"), (MICROSECOND, "us"), (NANOSECOND, "ns"), (1, "ps")))
 
 
+@lru_cache(maxsize=4096)
 def format_size(size: float) -> str:
     """Three significant digits for a person: ``"25.0 MB"``."""
     return _significant(size, ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")))

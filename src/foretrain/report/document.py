@@ -127,16 +127,26 @@ def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;")
 
 
+_AS_IS = frozenset((str, int, bool, type(None)))
+
+
 def _plain(value: Any) -> Any:
     """Return ``value`` as JSON takes it: finite floats to nine digits, NumPy's numbers as Python's."""
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, str) or value is None or isinstance(value, (bool, int)):
         return value
+    if isinstance(value, (list, tuple)) and _AS_IS.issuperset(map(type, value)):
+        return value  # most of a timeline
     if isinstance(value, Iterable):
-        return [_plain(one) for one in value]
-    number = float(value)
-    return (float(f"{number:.9g}") if number % 1 else int(number)) if math.isfinite(number) else None
+        return [_number(one) if type(one) is float else _plain(one) for one in value]
+    return _number(float(value))
+
+
+def _number(value: float) -> float | int | None:
+    if not math.isfinite(value):
+        return None
+    return float(f"{value:.9g}") if value % 1 else int(value)
 
 
 BLUE, ORANGE, GREY, INK, LINE = "#2563eb", "#ea580c", "#64748b", "#0f172a", "#e2e8f0"

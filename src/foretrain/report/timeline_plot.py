@@ -148,18 +148,18 @@ def _add_block(figure: Figure, item: RunLanes, index: int, top: int, visible: bo
 
 def _bars(spans: Sequence[Span], kind: Kind, where: str) -> dict[str, Any]:
     dark, light = KINDS[kind]
-    size = "<br>%{customdata[3]}" if kind == "communication" else ""
+    told = [(span.name, span.step, format_time(span.end - span.start)) for span in spans]
+    if sized := kind == "communication":
+        told = [(*one, format_size(span.size)) for one, span in zip(told, spans, strict=True)]
     return {
         "base": [round(span.start / MILLISECOND, 6) for span in spans],  # to the ns, for a smaller page
         "x": [round((span.end - span.start) / MILLISECOND, 6) for span in spans],
-        "customdata": [
-            (span.name, span.step, format_time(span.end - span.start), format_size(span.size)) for span in spans
-        ],
+        "customdata": told,
         "legendgroup": kind,
         "showlegend": False,
         "marker": {"shades": [dark, light]},
         "hovertemplate": f"<b>%{{customdata[0]}}</b><br>{kind}, step %{{customdata[1]}}<br>from %{{base:.7~g}} ms, "
-        f"for %{{customdata[2]}}{size}<br>{where}",
+        f"for %{{customdata[2]}}{'<br>%{customdata[3]}' * sized}<br>{where}",
     }
 
 
