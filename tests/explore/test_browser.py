@@ -199,6 +199,50 @@ def test_a_tuned_answer_has_the_tuned_command_page_and_trace(page):
     assert console(page) == []
 
 
+def test_a_button_that_is_pressed_twice_has_its_own_words_again(page):
+    page.execute_script(
+        "Object.defineProperty(navigator, 'clipboard', {value: {writeText: async () => {}}});"
+        "window.later = []; window.setTimeout = action => window.later.push(action);"
+    )
+    button = page.find_element("id", "copy-command")
+    for presses in (1, 2):
+        button.click()
+        wait(page, f"window.later.length === {presses}")
+        assert button.text == "copied"
+    page.execute_script("for (const action of window.later) action()")
+    assert button.text == "copy command"
+
+
+def test_a_new_answer_leaves_the_focus_in_the_legend(page):
+    script = "const one = document.querySelector('#lanes .legend button'); one.focus(); return one.textContent"
+    name = page.execute_script(script)
+    enter(page, "rate", "9")
+    shown(page, "rate=9")
+    shown(page, "rate=9", "tuned")
+    assert page.switch_to.active_element.text == name == "backward"
+
+
+def test_the_page_asks_one_question_at_a_time_and_then_the_newest(page):
+    """What a drag along the slider passes does not keep the server from where it ends."""
+    shown(page, "rate=7.0", "tuned")
+    page.execute_script(
+        "const plain = window.get, may = new Promise(tell => { window.release = tell; });"
+        "window.rates = [];"
+        "window.get = async (path, signal) => {"
+        "  if (path.startsWith('/answer')) {"
+        "    window.rates.push(new URLSearchParams(path.split('?')[1]).get('rate')); await may; }"
+        "  return plain(path, signal); };"
+    )
+    enter(page, "rate", "8")
+    wait(page, "window.rates.length")
+    for rate in ("9", "10", "11"):
+        enter(page, "rate", rate)
+    assert page.execute_script("return window.rates") == ["8"]
+    page.execute_script("window.release()")
+    shown(page, "rate=11")
+    assert page.execute_script("return window.rates") == ["8", "11"]
+
+
 def test_a_keyboard_alone_reaches_and_uses_everything(page):
     from selenium.webdriver import ActionChains
     from selenium.webdriver.common.keys import Keys
@@ -236,6 +280,12 @@ def test_a_keyboard_alone_reaches_and_uses_everything(page):
     shown(page, f"rate={rate}", "curves")
     assert page.find_element("id", "panel-curves").is_displayed()
     assert page.current_url.endswith("#curves")
+    for key, name in ((Keys.END, "network"), (Keys.ARROW_RIGHT, "schedule"), (Keys.ARROW_LEFT, "network")):
+        press(key)
+        assert page.switch_to.active_element.get_attribute("id") == f"tab-{name}"
+    for key, name in ((Keys.HOME, "schedule"), (Keys.ARROW_RIGHT, "curves")):
+        press(key)
+        assert page.switch_to.active_element.get_attribute("id") == f"tab-{name}"
     tab_to("rates-figure")
     press(Keys.ARROW_RIGHT)
     assert page.execute_script("return document.querySelector('#rates-figure .said').textContent") != ""

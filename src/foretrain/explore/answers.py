@@ -29,7 +29,7 @@ from foretrain.report.table import rows
 from foretrain.report.timeline_plot import lanes
 from foretrain.report.trace import trace_json
 from foretrain.schedule import POLICIES
-from foretrain.simulation import bound, simulate
+from foretrain.simulation import simulate
 from foretrain.units import SECOND, format_size, format_time, to_seconds
 from foretrain.workload import Workload, load, zoo, zoo_models
 
@@ -219,7 +219,7 @@ def compared(question: Question, source: Opened, *, tuned: bool = False) -> Comp
     names = dict.fromkeys(("ddp", question.schedule))
     runs = [simulate(work, place, tune(work, place, name) if tuned else name) for name in names]
     advice = advise(runs[0], runs)
-    return Comparison(work, place, tuple(runs), runs[0], bound(work, place), advice)
+    return Comparison(work, place, tuple(runs), runs[0], runs[0].bound, advice)
 
 
 def answer(question: Question, source: Opened, *, tuned: bool = False) -> str:

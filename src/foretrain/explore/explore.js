@@ -3,6 +3,7 @@
 const $ = id => document.getElementById(id), form = $("controls");
 const NAMES = ["model", "gpu", "rate", "hosts", "gpus", "batch", "engine", "schedule", "compression", "fabric"];
 let asked = 0, answer = null, tab = "schedule", fabric = "star", waiting = null, loaded = {}, results = [];
+let answering = Promise.resolve();
 
 const control = name => form.elements[name];
 function question() {
@@ -52,10 +53,13 @@ async function ask() {
   waiting?.abort();
   waiting = new AbortController();
   const {signal} = waiting;
-  history.replaceState(null, "", `?${query}#${tab}`);
   loaded = {};
   try {
-    const found = await get("/answer?" + query, signal);
+    // One after the other: the server would compute what nobody waits for any more beside the newest.
+    const coming = answering.then(() => mine === asked ? get("/answer?" + query) : null);
+    answering = coming.catch(() => {});
+    history.replaceState(null, "", `?${query}#${tab}`);
+    const found = await coming;
     if (mine !== asked) return;
     show(found);
     requestAnimationFrame(() => {
@@ -151,10 +155,10 @@ function addTab(name, title) {
   $("tabs").append(node);
 }
 $("tabs").addEventListener("keydown", event => {
-  const step = {ArrowRight: 1, ArrowLeft: -1}[event.key];
-  if (!step) return;
   const all = [...$("tabs").children], now = all.findIndex(one => one.dataset.tab === tab);
-  select(all[(now + step + all.length) % all.length].dataset.tab, true);
+  const next = {ArrowRight: now + 1, ArrowLeft: now - 1, Home: 0, End: -1}[event.key];
+  if (next === undefined) return;
+  select(all.at(next % all.length).dataset.tab, true);
   event.preventDefault();
 });
 async function addResults(kinds) {
@@ -187,10 +191,10 @@ async function addResults(kinds) {
   }
 }
 async function copy(button, value) {
-  const before = button.textContent;
+  button.dataset.label ??= button.textContent;  // of a second click, too
   try { await navigator.clipboard.writeText(value); button.textContent = "copied"; }
   catch { button.textContent = "not allowed here"; }
-  setTimeout(() => { button.textContent = before; }, 1500);
+  setTimeout(() => { button.textContent = button.dataset.label; }, 1500);
 }
 $("copy-command").addEventListener("click", event => copy(event.target, answer.command));
 $("copy-python").addEventListener("click", event => copy(event.target, answer.python));

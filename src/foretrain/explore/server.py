@@ -7,6 +7,7 @@ name that resolves to loopback, since the Host header is checked; nor is any pat
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -56,10 +57,16 @@ _SLOW: dict[str, Work] = {
 """Requests that the worker process answers; a newer one of the same kind replaces one that waits."""
 
 
+_YIELDING = 10
+"""Niceness of the worker: a search leaves the cores to what the page waits for, the next answer and its painting."""
+
+
 def _begin_worker() -> None:
-    """Leave Ctrl-C, which the terminal sends to this process, too, to the server, and end with it."""
+    """Leave Ctrl-C, which the terminal sends to this process, too, to the server, end with it, and yield to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
+    if hasattr(os, "nice"):
+        os.nice(_YIELDING)
 
 
 class Explorer:
@@ -155,6 +162,9 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 60
+    # One segment for headers and body, which does not wait for the acknowledgement of another.
+    wbufsize = -1
+    disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
         """Answer a request from the page, and refuse any other."""
@@ -214,6 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)
+            self.wfile.flush()
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True  # the page has asked something newer
 

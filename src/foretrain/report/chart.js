@@ -128,7 +128,8 @@ const Charts = (() => {
       });
       this.describe();
       this.drawLegend();
-      this.draw();
+      // The observer tells of another width; to read it here would lay out the page once a figure.
+      this.draw(this.width);
     }
     traces() {
       return this.figure.data.filter(t => t.visible !== false && !this.hidden.has(t.legendgroup ?? t.name));
@@ -165,12 +166,19 @@ const Charts = (() => {
       this.node.setAttribute("aria-label", `Chart: ${heading}. ${names.slice(0, 12).map(plain).join(", ")}.${keys}`);
     }
     drawLegend() {
+      const seen = new Set(), entries = this.figure.data.filter(t => {
+        const group = t.legendgroup ?? t.name, wanted = t.name && t.showlegend !== false && t.visible !== false && !seen.has(group);
+        if (wanted) seen.add(group);
+        return wanted;
+      });
+      // The same entries stay, and with them the keyboard's focus.
+      const keys = JSON.stringify(entries.map(t => [t.name, t.legendgroup, t.mode, t.line, paint(at(t.marker?.color, 0) ?? t.line?.color), this.hidden.has(t.legendgroup ?? t.name)]));
+      this.legend.hidden = seen.size < 2 || this.figure.layout.showlegend === false;
+      if (keys === this.keys) return;
+      this.keys = keys;
       this.legend.replaceChildren();
-      const seen = new Set();
-      for (const t of this.figure.data) {
+      for (const t of entries) {
         const group = t.legendgroup ?? t.name;
-        if (!t.name || t.showlegend === false || t.visible === false || seen.has(group)) continue;
-        seen.add(group);
         const button = element("button", "", this.legend), key = element("i", "", button);
         button.type = "button";
         key.className = t.mode?.includes("lines") ? `stroke ${t.line?.dash || ""}` : "fill";
@@ -181,7 +189,6 @@ const Charts = (() => {
         button.addEventListener("click", () => this.toggle(group));
         button.addEventListener("dblclick", () => this.alone(group, seen));
       }
-      this.legend.hidden = seen.size < 2 || this.figure.layout.showlegend === false;
     }
     toggle(group) {
       if (!this.hidden.delete(group)) this.hidden.add(group);
@@ -201,9 +208,9 @@ const Charts = (() => {
       this.draw();
     }
 
-    draw() {
+    draw(width = this.node.clientWidth) {
       const {layout} = this.figure, canvas = this.canvas;
-      this.width = this.node.clientWidth;
+      this.width = width;
       if (!this.width) return;
       let {rows, columns} = layout.grid, height = layout.height;
       if (columns > 1 && this.width < 340 * columns) {
@@ -703,10 +710,11 @@ const Charts = (() => {
   document.addEventListener("click", async event => {
     const button = event.target.closest("[data-copy]");
     if (!button) return;
-    const text = button.dataset.copy, before = button.textContent;
+    const text = button.dataset.copy;
+    button.dataset.label ??= button.textContent;  // of a second click, too
     try { await navigator.clipboard.writeText(text); button.textContent = "copied"; }
     catch { getSelection().selectAllChildren(button.previousElementSibling); button.textContent = "selected"; }
-    setTimeout(() => { button.textContent = before; }, 1500);
+    setTimeout(() => { button.textContent = button.dataset.label; }, 1500);
   });
   return {
     show(node, figure, stay) { if (node.chart) node.chart.update(figure, stay); else node.chart = new Chart(node, figure); return node.chart; },
