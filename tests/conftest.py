@@ -1,3 +1,4 @@
+import gc
 import os
 import secrets
 import shutil
@@ -18,6 +19,17 @@ settings.load_profile("foretrain")
 
 # A shell starts background jobs with SIGINT ignored, and every process of a test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the garbage collector away from what is collected, which lasts as long as the session."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)
