@@ -36,6 +36,12 @@ def leaves(capsys) -> list[list[str]]:
     ]
 
 
+def own_options(shown: str) -> set[str]:
+    """Return the options that stand at the beginning of a line of help."""
+    heads = re.findall(r"^[│ ] (-.*?)(?:  |$)", shown, re.MULTILINE)
+    return {name for head in heads for name in re.findall(r"--[a-z-]+", head)}
+
+
 def refused(arguments: list[str], capsys) -> str:
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
@@ -66,6 +72,9 @@ def test_every_command_has_help_and_answers_what_is_mistyped_or_missing(capsys):
             told = refused([*words, "--no-such-option"], capsys)
             assert told.startswith("foretrain: "), words
             assert "no-such-option" in told, words
+            known = set(re.findall(r"--[a-z-]+", told.partition("known: ")[2]))
+            assert "--help" in known, words
+            assert not known - own_options(shown), words
     for name in set(names) - COMPLETE:
         assert refused([name], capsys).strip(), name
     assert "did you mean 'compare'" in refused(["comparee"], capsys)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 import tyro
+
+from foretrain.cli.parsing import help_text, option_heads, option_names
 
 Words = Mapping[str, Sequence[str]]
 """By the words before it, e.g. "lab up" or "compare --network", what a word may be."""
@@ -39,16 +38,7 @@ def completion(shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positi
 def _help(*command: str) -> str:
     from foretrain.cli.main import main
 
-    text = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")  # frames of help are of ASCII elsewhere
-    before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = "1000"  # no name of an option is cut
-    try:
-        with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-            main([*command, "--help"])
-    finally:
-        os.environ.pop("COLUMNS") if before is None else os.environ.update(COLUMNS=before)
-    text.seek(0)
-    return re.sub(r"\x1b\[[0-9;]*m", "", text.read())
+    return help_text(lambda: main([*command, "--help"]))
 
 
 def _words(command: str) -> dict[str, list[str]]:
@@ -61,10 +51,9 @@ def _words(command: str) -> dict[str, list[str]]:
         return found
     own = re.search(r"^│ \{([\w,-]+)\}", text, re.MULTILINE)
     options: dict[str, list[str]] = {}
-    # Of an option all names, e.g. "-s SCHEDULE, --schedule SCHEDULE" or "--tune, --no-tune"; two blanks end them.
-    for head in re.findall(r"^│ (-.+?)(?:  | *│?$)", text, re.MULTILINE):
+    for head in option_heads(text):
         choices = re.search(r"\{([\w,-]+)\}", head)
-        for name in re.findall(r"--[a-z][a-z-]*", head):
+        for name in option_names(head):
             options[name] = choices[1].split(",") if choices else []
     found = {command: [*(own[1].split(",") if own else ()), *sorted(options)]}
     return found | {f"{command} {name}": choices for name, choices in options.items() if choices}

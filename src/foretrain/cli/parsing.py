@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -66,19 +67,45 @@ def check_options(arguments: Sequence[str], known: set[str], others: set[str]) -
 
 
 def options_of(parse: Parse[Any], arguments: Sequence[str]) -> set[str]:
-    """Return the options that help of the command names."""
+    """Return the options of the command."""
     words = list(takewhile(lambda one: not one.startswith("-"), arguments))
     # A wrong word behind the command would be refused before help is given.
     for count in range(len(words), -1, -1):
-        shown, told = (TextIOWrapper(BytesIO(), encoding="utf-8") for _ in range(2))
-        try:
-            with redirect_stdout(shown), redirect_stderr(told):
-                parse([*words[:count], "--help"])
-        except SystemExit as end:
-            if not end.code:
-                shown.seek(0)
-                return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", shown.read()))
+        if text := help_text(lambda line=words[:count]: parse([*line, "--help"])):
+            return {name for head in option_heads(text) for name in option_names(head)}
     return set()
+
+
+def help_text(show: Callable[[], object]) -> str:
+    """Return the help that ``show`` prints, without colours and with no name cut; empty if it is refused."""
+    shown, told = (
+        TextIOWrapper(BytesIO(), encoding="utf-8") for _ in range(2)
+    )  # frames of help are of ASCII elsewhere
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "1000"
+    try:
+        with redirect_stdout(shown), redirect_stderr(told):
+            show()
+    except SystemExit as end:
+        if end.code:
+            return ""
+    finally:
+        os.environ.pop("COLUMNS") if before is None else os.environ.update(COLUMNS=before)
+    shown.seek(0)
+    return re.sub(r"\x1b\[[0-9;]*m", "", shown.read())
+
+
+def option_heads(text: str) -> list[str]:
+    """Return what help says before each option's description, e.g. "-s SCHEDULE, --schedule SCHEDULE".
+
+    Descriptions, which may name options of other commands, stand behind two blanks or on lines of their own.
+    """
+    return re.findall(r"^│ (-.+?)(?:  | *│?$)", text, re.MULTILINE)
+
+
+def option_names(head: str) -> list[str]:
+    """Return an option's long names, of which it may have several, e.g. --tune and --no-tune."""
+    return re.findall(r"--[a-z][a-z-]*", head)
 
 
 def _error(event: _errors.ParseErrorEvent, arguments: Sequence[str], options: set[str]) -> ConfigError:
