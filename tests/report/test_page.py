@@ -74,6 +74,16 @@ def test_everything_fits_and_knobs_are_always_there(comparison: Comparison, widt
         assert words in flat
 
 
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_no_number_is_cut_where_a_schedule_has_a_long_name(width: int):
+    found = compare(zoo("resnet50"), "4x1xV100@7Gbps", ["prophet", "largest_tail_first"], tuned=False, trace=False)
+    text = shown(found, width)
+    assert "…" not in text
+    (line,) = [line for line in rows(found) if line.name == "largest_tail_first"]
+    numbers = [line.iteration, line.rate, line.speedup, line.ratio, line.exposed, line.idle]
+    assert " ".join(numbers) in " ".join(text.split())
+
+
 def test_knobs_at_their_defaults_are_left_out():
     found = compare(
         zoo("resnet50", batch=64), "4x1xV100@7Gbps", ["prophet", "p3(slice=160kB)"], tuned=False, trace=False

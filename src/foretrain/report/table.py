@@ -134,11 +134,14 @@ def format_rate_of_samples(rate: float) -> str:
 
 
 def table(comparison: Comparison, width: int = 100) -> Table:
-    """Every schedule at its best, fastest first, and the optimum; below 96 columns of ``width`` without knobs."""
+    """Every schedule at its best, fastest first, and the optimum; below 96 columns of ``width`` without knobs.
+
+    No number is cut: in a narrow terminal the schedule's name is broken.
+    """
     lines = rows(comparison)
     wide = width >= _ROOM_FOR_KNOBS and any(line.knobs for line in lines)
     result = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", caption_justify="left")
-    result.add_column("schedule", no_wrap=True)
+    result.add_column("schedule", overflow="fold")
     for head in ("iteration", f"{comparison.workload.unit}/s", "speed-up", "T/T*", "exposed", "idle"):
         result.add_column(head, justify="right", no_wrap=True)
     if wide:
