@@ -157,6 +157,27 @@ def test_ctrl_c_leaves_no_file(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+INTERRUPTED = """
+import runpy, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, *rest):
+        if name == sys.argv[1]:
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+runpy.run_module("foretrain", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("module", ["foretrain.cli.main", "tyro", "foretrain.cli.topology"])
+def test_ctrl_c_while_the_commands_are_imported_is_told_in_one_line(module: str):
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, module], capture_output=True, text=True, check=False)
+    assert done.returncode == 130, done.stderr
+    assert done.stdout == ""
+    assert done.stderr == "foretrain: interrupted; no file was left half written\n"
+
+
 @pytest.mark.parametrize("own", [True, False])
 def test_a_broken_promise_of_the_package_is_said_to_be_its_own_fault(
     monkeypatch: pytest.MonkeyPatch, own: bool

@@ -36,7 +36,7 @@ from foretrain.cli.completion import completion
 from foretrain.cli.doctor import doctor
 from foretrain.cli.parsing import parsed
 from foretrain.cli.plan import plan, what_if
-from foretrain.cli.progress import StdoutClosed, Terminated
+from foretrain.cli.progress import StdoutClosed, Terminated, end_interrupted
 from foretrain.cli.record import record
 from foretrain.cli.run import run, run_command, server
 from foretrain.cli.search import run_command as search_command
@@ -84,8 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stderr.write(f"foretrain: {error}\n")
         sys.exit(2 if isinstance(error, _OF_INPUT) else 1)
     except KeyboardInterrupt:
-        sys.stderr.write("foretrain: interrupted; no file was left half written\n")
-        sys.exit(130)
+        end_interrupted()
     except AssertionError as error:
         frames = traceback.extract_tb(error.__traceback__)
         if Path(frames[-1].filename).is_relative_to(Path(__file__).parents[1]):  # not one of the user's own

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -97,6 +97,12 @@ class Lines:
         self._written = now
         left = timedelta(seconds=round((now - self._began) * (total - done) / done))
         sys.stderr.write(f"foretrain: {done:,} of {total:,} {self._things}, {left} left\n")
+
+
+def end_interrupted() -> NoReturn:
+    """Say that Ctrl-C has ended the command, and exit with 130."""
+    sys.stderr.write("foretrain: interrupted; no file was left half written\n")
+    sys.exit(130)
 
 
 class Terminated(SystemExit):
