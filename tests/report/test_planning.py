@@ -3,10 +3,11 @@
 import pytest
 from rich.console import Console, RenderableType
 
+from foretrain.experiments import compare
 from foretrain.network import cluster
 from foretrain.planner import choose, engines
 from foretrain.planner.what_if import what_if
-from foretrain.report.planning import candidates, rows, what_ifs
+from foretrain.report.planning import candidates, precision, rows, what_ifs
 from foretrain.schedule import spec
 from foretrain.workload import zoo
 
@@ -37,6 +38,21 @@ def test_no_schedule_is_broken_in_the_middle_of_a_word(choice):
 def test_a_schedule_in_a_wide_terminal_reads_as_a_schedule(choice):
     (line,) = [line for line in written(candidates(choice), 200).splitlines() if "chosen" in line]
     assert spec(line.partition("  ")[0]) == choice.schedule
+
+
+def test_a_choice_says_why_compare_gives_other_numbers(choice):
+    said = precision([choice])
+    assert "compare searches longer" in said
+    assert "compare's ± counts only the forecasts'" in said
+    found = compare(zoo("resnet50"), PLACE, ["prophet"], trace=False)
+    assert found.best.iteration_time < choice.time <= 1.01 * found.bound.time
+    assert found.advice.deviation < choice.uncertainty
+
+
+def test_where_ddp_is_best_there_is_no_deviation_to_explain():
+    kept = choose(zoo("vgg16"), cluster("4x1xV100@1Gbps"))
+    assert kept.best is kept.baseline
+    assert "±" not in precision([kept])
 
 
 def test_what_ifs_fit_into_80_columns_and_tell_gpus_apart():

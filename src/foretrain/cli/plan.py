@@ -23,11 +23,6 @@ from foretrain.cli.progress import progress_bar
 from foretrain.errors import ConfigError
 from foretrain.files import stdout_console, write_json
 
-_PRECISION = (
-    "A search of knobs ends within 1 % of the schedule's bound; "
-    "foretrain compare searches on, and may find an iteration up to 1 % shorter."
-)
-
 
 def what_if(
     scenario: tyro.conf.OmitArgPrefixes[WorkloadOnCluster],
@@ -51,7 +46,7 @@ def what_if(
 
     from foretrain.planner.what_if import scaled, usual
     from foretrain.planner.what_if import what_if as compare_all
-    from foretrain.report.planning import page, what_ifs
+    from foretrain.report.planning import page, precision, what_ifs
     from foretrain.workload import Workload
 
     check_writable(html=html, json=json)
@@ -71,7 +66,7 @@ def what_if(
     console.print(what_ifs(found))
     console.print()
     console.print(found.advice, markup=False)
-    console.print(_PRECISION, markup=False, style="dim")
+    console.print(precision([case.choice for case in found.cases]), markup=False, style="dim")
     write_outputs(
         console,
         (html, lambda path: page(found, path, command_line())),
@@ -104,7 +99,7 @@ def plan(
     from foretrain.planner.candidate_search import engine_of
     from foretrain.planner.candidate_search import engines as all_engines
     from foretrain.planner.what_if import NOW, WhatIf
-    from foretrain.report.planning import candidates
+    from foretrain.report.planning import candidates, precision
 
     check_writable(out=out, json=json)
     check_apart(scenario.workload, out=out, json=json)
@@ -125,6 +120,7 @@ def plan(
     console.print()
     for line in choice.lines:
         console.print(line, markup=False, soft_wrap=True)
+    console.print(precision([choice]), markup=False, style="dim")
     numbers = WhatIf(NOW, workload, places[0], choice).to_dict()
     write_outputs(
         console, (out, lambda path: save(saved(choice), path)), (json, lambda path: write_json(path, numbers))

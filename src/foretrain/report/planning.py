@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,20 @@ def _skipped(choice: Recommendation) -> list[str]:
             sent = f" in {one.compression}" if one.compression else ""
             found.setdefault((f"{describe(one.place)}{sent}", one.why_not), []).append(one.schedule.name)
     return [f"{', '.join(names)} by {where} {why_not}" for (where, why_not), names in found.items()]
+
+
+def precision(choices: Sequence[Recommendation]) -> str:
+    """Return why ``foretrain compare`` may find another time, and states another ±, for what was chosen."""
+    told = [
+        "A search of knobs ends within 1 % of the schedule's bound, or after a few simulations; foretrain compare "
+        "searches longer, and may find a shorter iteration."
+    ]
+    if any(choice.best is not choice.baseline for choice in choices):
+        told.append(
+            "± of a gain over DDP counts errors of the forecasts and of what they are given: rate, θ, latency and "
+            "computation; compare's ± counts only the forecasts'."
+        )
+    return " ".join(told)
 
 
 def what_ifs(found: WhatIfs) -> Table:
@@ -128,6 +143,7 @@ def page(found: WhatIfs, path: Path, command: str = "") -> None:
             reasons=", ".join(line.removeprefix("auto: ") for line in now.choice.lines) + ".",
             cards=cards,
             rows=rows(found),
+            precision=precision([case.choice for case in found.cases]),
             most=most and most.label,
         ),
     )
