@@ -395,3 +395,18 @@ def test_a_dry_run_of_the_lab_says_how_long_it_takes(capsys):
     main(["lab", "compare", "alexnet", "--dry-run", "--ratio", "1", "--schedules", "prophet", "--rounds", "2"])
     told = capsys.readouterr().out
     assert re.fullmatch(r"\d+ cases, 15 iterations each in 2 rounds: about \d+\.\d min\n", told)
+
+
+def test_dry_runs_write_the_numbers_that_they_say(capsys, tmp_path):
+    numbers = tmp_path / "numbers.json"
+    main(["lab", "compare", "alexnet", "--dry-run", "--schedules", "prophet", "--json", str(numbers)])
+    told, found = capsys.readouterr().out, json.loads(numbers.read_text())
+    assert told.startswith(f"{found['cases']} cases, ")
+    assert f"about {found['seconds'] / 60:.1f} min\n" in told
+
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    arguments = ["sweep", str(tmp_path / "sweep.toml"), "--dry-run", "--json"]
+    main([*arguments, str(numbers)])
+    assert json.loads(numbers.read_text()) == {"scenarios": 1, "excluded": 0, "repeated": 0, "done": 0}
+    alone = warm.run(live_forked.foretrain, [*arguments, "-", "--quiet"], tmp_path)
+    assert json_in(alone) == json.loads(numbers.read_text())

@@ -357,7 +357,7 @@ def compare(
         jitter: variation of each layer's time, e.g. 30%.
         seed: seed of all randomness.
         name: name of the lab, which is built and removed.
-        dry_run: only print what would be measured and about how long that takes.
+        dry_run: only say what would be measured and about how long that takes, also in the numbers of --json.
         html: write an interactive page.
         trace: write a trace for ui.perfetto.dev (.json for Chrome's format).
         json: write the numbers.
@@ -381,10 +381,12 @@ def compare(
         "traced": _TRACED if html is not None or trace is not None else 0,
     }
     asked = experiment(model, hosts=hosts, rate=rate, servers=servers, **options)
-    minutes = duration(plan_of((asked,), hosts=hosts, rate=rate, servers=servers, cores=cores)) / 60
-    said = f"{len(asked.cases)} cases, {iterations} iterations each in {rounds} rounds: about {minutes:.1f} min"
+    seconds = duration(plan_of((asked,), hosts=hosts, rate=rate, servers=servers, cores=cores))
+    said = f"{len(asked.cases)} cases, {iterations} iterations each in {rounds} rounds: about {seconds / 60:.1f} min"
     if dry_run:
         sys.stdout.write(f"{said}\n")
+        expected = {"cases": len(asked.cases), "seconds": seconds}
+        write_outputs(stdout_console(), (json, lambda path: write_json(path, expected)))
         return
     write_status(said)
     with _bar() as progress:

@@ -61,7 +61,7 @@ def sweep(
         jobs: workers on this machine; by default one per core.
         backend: processes here, or the workers of a Dask or Ray cluster.
         address: of a running cluster, e.g. tcp://10.0.0.5:8786; without it dask and ray start one here.
-        dry_run: only print how many scenarios there are and how many are done.
+        dry_run: only say how many scenarios there are and how many are done, also in the numbers of --json.
         html: write a page with parallel coordinates and the Pareto front.
         json: write the numbers.
     """
@@ -81,10 +81,10 @@ def sweep(
     check_parquet()
     folder = out.with_name(f"{out.name}.journal")
     if dry_run and not folder.exists():
-        _say(expansion, {}, 0)
+        _say(expansion, {}, 0, json)
         return
     with ResultStore(folder, ScenarioResult) as journal:
-        _say(expansion, journal.found, journal.stale)
+        _say(expansion, journal.found, journal.stale, json if dry_run else None)
         if dry_run:
             return
         _run(expansion, journal, jobs, backend, address)
@@ -113,18 +113,26 @@ def _run(
         raise
 
 
-def _say(expansion: Expansion, found: Mapping[str, ScenarioResult], stale: int) -> None:
-    """Write the number of scenarios to simulate on stderr."""
+def _say(expansion: Expansion, found: Mapping[str, ScenarioResult], stale: int, json: Path | None) -> None:
+    """Write the number of scenarios to simulate on stderr, and to ``json`` if that is given."""
+    done = len(expansion.scenarios.keys() & found.keys())
     parts = [f"{len(expansion.scenarios):,} scenarios"]
     if expansion.excluded:
         parts.append(f"{expansion.excluded:,} excluded")
     if expansion.repeated:
         parts.append(f"{expansion.repeated:,} the same as others")
-    if done := len(expansion.scenarios.keys() & found.keys()):
+    if done:
         parts.append(f"{done:,} done before")
     if stale:
         parts.append(f"{stale:,} of another version of foretrain not used")
     sys.stderr.write(f"foretrain: {', '.join(parts)}\n")
+    counts = {
+        "scenarios": len(expansion.scenarios),
+        "excluded": expansion.excluded,
+        "repeated": expansion.repeated,
+        "done": done,
+    }
+    write_outputs(stdout_console(), (json, lambda path: write_json(path, counts)))
 
 
 def _finish(
