@@ -27,38 +27,57 @@ CASES = [
     ("lab status --q", {"--quiet"}),
     ("schedule alexnet --sch", {"--schedule"}),
     ("compare alexnet --no", {"--no-tune"}),
+    ("compare res", {"resnet50", "resnet152"}),
+    ("lab compare tra", {"transformer", "transformer_big"}),
+    ("compare alexnet --schedules pro", {"prophet"}),
+    ("simulate --device A1", {"A100"}),
 ]
+OF_A_VALUE = [
+    "compare resnet50 --cluster ",
+    "compare resnet50 --html ",
+    "compare --batch ",
+    "plan vgg16 --out ",
+    "lab up --hosts ",
+    "run --servers ",
+]
+"""Lines at whose end a value stands that has no known names, but may be a file."""
 NOTHING = ["help compare ", "help lab up ", "simulate --cluster H100 -- --"]
 
 
 @pytest.fixture(params=["bash", "fish"])
 def completed(request, tmp_path, capsys):
-    """Ask a shell what may stand at the end of a line."""
-    shell = request.param
+    """Ask a shell what may stand at the end of a line, in a folder without files."""
+    file = script_of(request.param, tmp_path, capsys)
+    return lambda line: completions(request.param, file, line)
+
+
+def script_of(shell: str, folder: Path, capsys) -> Path:
+    """Return the file of completion for a shell; skip a test where that is not installed."""
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} on this machine: apt install {shell}")
     main(["completion", shell])
-    file = tmp_path / "completion"
+    file = folder / "completion"
     file.write_text(capsys.readouterr().out)
+    return file
 
-    def ask(line: str) -> set[str]:
-        words = line.split(" ")
-        if shell == "bash":
-            quoted = " ".join(f"'{word}'" for word in words)
-            text = f"COMP_WORDS=(foretrain {quoted}); COMP_CWORD={len(words)}; _foretrain; "
-            text += 'printf "%s\\n" "${COMPREPLY[@]}"'
-        else:
-            text = f"complete -C 'foretrain {line}'"
-        command = [shell, "-c", f"source {file}; {text}"]
-        told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=empty_folder(tmp_path))
-        assert told.stderr == ""
-        return set(told.stdout.split())
 
-    return ask
+def completions(shell: str, file: Path, line: str) -> set[str]:
+    """Return what a shell completes, of bash without the files that readline adds where there is nothing else."""
+    words = line.split(" ")
+    if shell == "bash":
+        quoted = " ".join(f"'{word}'" for word in words)
+        text = f"COMP_WORDS=(foretrain {quoted}); COMP_CWORD={len(words)}; _foretrain; "
+        text += 'printf "%s\\n" "${COMPREPLY[@]}"'
+    else:
+        text = f"complete -C 'foretrain {line}'"
+    command = [shell, "-c", f"source {file}; {text}"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=empty_folder(file.parent))
+    assert told.stderr == ""
+    return set(told.stdout.split())
 
 
 def empty_folder(parent: Path) -> Path:
-    """Return a folder that has no files to complete."""
+    """Return a folder that has no files to complete, if a test makes none."""
     (parent / "empty").mkdir(exist_ok=True)
     return parent / "empty"
 
@@ -67,16 +86,28 @@ def test_a_shell_completes_commands_of_groups_options_and_their_choices(complete
     for line, wanted in CASES:
         assert completed(line) >= wanted, line
     assert not completed("lab ") & {"--hosts", "compare-all"}
+    assert "resnet50" not in completed("compare alexnet ")
     for line in NOTHING:
         assert completed(line) == set(), line
 
 
+def test_where_a_value_is_due_no_options_are_offered(completed):
+    for line in OF_A_VALUE:
+        assert completed(line) == set(), line
+
+
+def test_fish_completes_files_only_where_one_may_stand(tmp_path, capsys):
+    file = script_of("fish", tmp_path, capsys)
+    (empty_folder(tmp_path) / "abcd.toml").touch()
+    for line in ("compare abc", "compare alexnet --cluster abc", "simulate --device abc", "sweep abc"):
+        assert completions("fish", file, line) == {"abcd.toml"}, line
+    for line in ("lab up --congestion abc", "lab abc", "help compare abc"):
+        assert completions("fish", file, line) == set(), line
+
+
 def test_zsh_completes_the_commands_of_a_group(tmp_path, capsys):
-    if shutil.which("zsh") is None:
-        pytest.skip("no zsh on this machine: apt install zsh")
-    main(["completion", "zsh"])
-    file = tmp_path / "completion"
-    file.write_text(f"PS1=\n{capsys.readouterr().out}")
+    file = script_of("zsh", tmp_path, capsys)
+    file.write_text(f"PS1=\n{file.read_text()}")
     leader, follower = pty.openpty()
     environment = {"PATH": os.environ["PATH"], "TERM": "dumb", "HOME": str(tmp_path)}
     with subprocess.Popen(

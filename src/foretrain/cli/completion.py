@@ -5,14 +5,25 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Literal
 
 import tyro
 
 from foretrain.cli.parsing import help_text, option_heads, option_names
 
-Words = Mapping[str, Sequence[str]]
-"""By the words before it, e.g. "lab up" or "compare --network", what a word may be."""
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What a word may be: one of ``names``; where it is ``free``, also a file or whatever else one writes."""
+
+    names: Sequence[str]
+    free: bool = False
+
+
+Words = Mapping[str, Word]
+"""What a word may be by the words before it, e.g. "lab up" or "compare --network"; * stands for one and more words."""
 _ZSH = """whence compdef > /dev/null || { autoload -U compinit && compinit -i; }
 autoload -U +X bashcompinit && bashcompinit
 """
@@ -20,7 +31,7 @@ autoload -U +X bashcompinit && bashcompinit
 
 
 def completion(shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional]) -> None:
-    """Print completion of commands and options for a shell.
+    """Print completion of commands, options and known names for a shell.
 
     To be sourced. bash: foretrain completion bash >> ~/.bashrc; zsh: foretrain completion zsh >> ~/.zshrc; fish:
     mkdir -p ~/.config/fish/completions; foretrain completion fish > ~/.config/fish/completions/foretrain.fish.
@@ -29,7 +40,7 @@ def completion(shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positi
         shell: the shell.
     """
     commands = re.findall(r"^  ([a-z-]+) ", _help(), re.MULTILINE)
-    found = {"": [*commands, "help"]}
+    found = {"": Word([*commands, "help"])}
     for command in commands:
         found |= _words(command)
     sys.stdout.write(_fish(found) if shell == "fish" else _bash(found, zsh=shell == "zsh"))
@@ -41,46 +52,69 @@ def _help(*command: str) -> str:
     return help_text(lambda: main([*command, "--help"]))
 
 
-def _words(command: str) -> dict[str, list[str]]:
+def _words(command: str) -> dict[str, Word]:
     """Return what may stand behind a command: its own commands, or its choices and options and theirs."""
     text = _help(*command.split())
     if inner := re.findall(r"• (\w+)", text):
-        found = {command: inner}
+        found = {command: Word(inner)}
         for each in inner:
             found |= _words(f"{command} {each}")
         return found
-    own = re.search(r"^│ \{([\w,-]+)\}", text, re.MULTILINE)
-    options: dict[str, list[str]] = {}
+    own = re.search(r"^│ ([^-\s]\S*)", text, re.MULTILINE)
+    options: dict[str, Word | None] = {}
     for head in option_heads(text):
-        choices = re.search(r"\{([\w,-]+)\}", head)
-        for name in option_names(head):
-            options[name] = choices[1].split(",") if choices else []
-    found = {command: [*(own[1].split(",") if own else ()), *sorted(options)]}
-    return found | {f"{command} {name}": choices for name, choices in options.items() if choices}
+        value = re.search(r"--[a-z-]+ ([^,].*)", head)
+        options |= dict.fromkeys(option_names(head), _value(value[1]) if value else None)
+    rest = Word(sorted(options), free=True)
+    first = Word([*(_value(own[1]).names if own else ()), *rest.names], free=True)
+    found = {command: first, f"{command} *": rest}
+    return found | {f"{command} {name}": word for name, word in options.items() if word}
 
 
-def _cases(found: Words) -> list[tuple[list[str], str]]:
+def _value(shown: str) -> Word:
+    """Return what an argument may be that help shows so, e.g. "{cubic,bbr,reno}" or "[SCHEDULE [SCHEDULE ...]]"."""
+    if choices := re.search(r"\{([\w,-]+)\}", shown):
+        return Word(choices[1].split(","))
+    known = (names for kind, names in _catalog().items() if kind in re.findall(r"\w+", shown))
+    return Word(next(known, ()), free=True)
+
+
+@cache
+def _catalog() -> dict[str, Sequence[str]]:
+    """Return the names that foretrain knows by what help calls their kind; a file may stand for each."""
+    from foretrain.device import preset_names
+    from foretrain.schedule import POLICIES
+    from foretrain.workload import zoo_models
+
+    models = tuple(zoo_models())
+    return {"WORKLOAD": models, "MODEL": (*models, "transformer"), "SCHEDULE": tuple(POLICIES), "GPU": preset_names()}
+
+
+def _cases(found: Words) -> list[tuple[list[str], Word]]:
     """Return patterns for the words before the last, each after a space, and what the last may be.
 
-    Choices of options stand before the commands that have them, whose patterns fit, too.
+    Options' values stand before the commands that have the options, whose patterns fit, too; of a command those that
+    may be the same stand together.
     """
-    chosen: list[tuple[list[str], str]] = []
-    others: list[tuple[list[str], str]] = []
-    for before, words in found.items():
+    values: dict[tuple[str, str, bool], list[str]] = {}
+    others: list[tuple[list[str], Word]] = []
+    for before, word in found.items():
         command, _, option = before.rpartition(" ")
         if option.startswith("--"):
-            chosen.append(([f" {before}", f" {command} * {option}"], " ".join(words)))
+            patterns = values.setdefault((command, " ".join(word.names), word.free), [])
+            patterns += [f" {before}", f" {command} * {option}"]
         elif before:
-            leaf = "--help" in words
-            others.append(([f" {before}", *[f" {before} *"] * leaf], " ".join(words)))
-    return chosen + others
+            others.append(([f" {before}"], word))
+    return [(patterns, Word(names.split(), free)) for (_, names, free), patterns in values.items()] + others
 
 
 def _bash(found: Words, *, zsh: bool) -> str:
     def quoted(pattern: str) -> str:
         return "'" + pattern.replace("*", "'*'") + "'"
 
-    cases = "\n".join(f'    {"|".join(map(quoted, patterns))}) words="{words}" ;;' for patterns, words in _cases(found))
+    cases = "\n".join(
+        f'    {"|".join(map(quoted, patterns))}) words="{" ".join(word.names)}" ;;' for patterns, word in _cases(found)
+    )
     head = _ZSH if zsh else ""
     return f"""{head}_foretrain() {{
   local words="" before="" helping="" place=1 current="${{COMP_WORDS[COMP_CWORD]}}"
@@ -90,7 +124,7 @@ def _bash(found: Words, *, zsh: bool) -> str:
   done
   case "$before" in ' help'*) helping=1 before="${{before# help}}" ;; esac
   case "$before" in
-    '') words="{" ".join(found[""])}" ;;
+    '') words="{" ".join(found[""].names)}" ;;
     *' -- '*|*' --') words="" ;;
 {cases}
   esac
@@ -103,11 +137,14 @@ complete -o default -F _foretrain foretrain
 
 def _fish(found: Words) -> str:
     cases = "\n".join(
-        f"    case {' '.join(map(repr, patterns))}\n      set found {words}" for patterns, words in _cases(found)
+        f"    case {' '.join(map(repr, patterns))}\n      set found {' '.join(word.names)}"
+        + "\n      set free 1" * word.free
+        for patterns, word in _cases(found)
     )
     return f"""function __foretrain_words
   set -l words (commandline -opc)
   set -l found
+  set -l free 0
   set -l helping no
   set -e words[1]
   if test "$words[1]" = help
@@ -116,16 +153,18 @@ def _fish(found: Words) -> str:
   end
   switch " $words"
     case ' '
-      set found {" ".join(found[""])}
+      set found {" ".join(found[""].names)}
     case '* -- *' '* --'
-      return
+      return 1
 {cases}
   end
   if test $helping = yes; and contains -- --help $found
     return
   end
   string join \\n -- $found
+  return $free
 end
+# The function's status says whether files may stand there, too.
 complete -c foretrain -a '(__foretrain_words)'
-complete -c foretrain -n 'set -l found (__foretrain_words); test -n "$found"; and not contains -- --help $found' -f
+complete -c foretrain -n '__foretrain_words > /dev/null' -f
 """
