@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -101,6 +102,21 @@ def test_the_page_is_one_file_that_says_what_is_not_real(done, tmp_path):
     assert "&lt;b&gt;not real&lt;/b&gt;" in text
     assert 'src="http' not in text
     assert render(found) == text
+
+
+def test_the_largest_share_has_the_longest_bar_and_names_break_after_underscores(unkept):
+    first = dataclasses.replace(unkept.forecast.first, by_name={"aten::mm": 30, "aten::layer_norm<float>": 15})
+    one = dataclasses.replace(unkept, forecast=dataclasses.replace(unkept.forecast, ranks=(first,)))
+    text = render(SimulationFindings(one))
+    assert re.findall(r"var\(--blue\); width: ([\d.]+)%", text) == ["100.0", "50.0"]
+    assert "<code>aten::layer_<wbr>norm&lt;float&gt;</code>" in text
+
+
+def test_the_page_describes_the_cluster_once(done, unkept):
+    where = done.forecast.cluster
+    for found in (done, unkept):
+        assert render(SimulationFindings(found)).count(f"</b>: {where}") == 1
+        assert f'"lead">{where}' not in render(SimulationFindings(found))
 
 
 def test_without_activities_the_page_has_no_timeline(unkept):

@@ -45,8 +45,8 @@ def render(found: SimulationFindings, command: str = "") -> str:
         more_live=more_live(found),
         first=first,
         provenance=_provenance(found),
-        operators=[(one.name, shown(one.time), percent(one.share), one.share) for one in found.operators[:_MOST_ROWS]],
-        path=_path(found),
+        operators=_with_bars([(one.name, shown(one.time), one.share) for one in found.operators[:_MOST_ROWS]]),
+        path=_with_bars(_path(found)),
         loads=[
             (load.kind, format_size(load.carried), percent(load.mean), percent(load.busiest), load.name)
             for load in found.loads
@@ -79,12 +79,12 @@ def _figures(found: SimulationFindings) -> dict[str, Figure]:
 
 def _reasons(found: SimulationFindings) -> str:
     if found.path is None:
-        return str(found.forecast.cluster)
+        return ""
     parts = sorted(
         ((kind, part) for kind, part in found.path.kinds().items() if part >= 5e-4), key=lambda item: -item[1]
     )
     told = ", ".join(f"{percent(part)} {_KINDS[kind]}" for kind, part in parts)
-    return f"{found.forecast.cluster}. The critical path of a step is {told}."
+    return f"The critical path of a step is {told}."
 
 
 def _cards(found: SimulationFindings) -> list[Card]:
@@ -126,14 +126,19 @@ def _provenance(found: SimulationFindings) -> Sequence[tuple[str, str, str, floa
     ]
 
 
-def _path(found: SimulationFindings) -> Sequence[tuple[str, str, float]]:
-    """Name, share as text and as part of 1; what is left is summed."""
+def _with_bars(rows: Sequence[tuple[*tuple[str, ...], float]]) -> list[tuple[str | float, ...]]:
+    """Return each row's texts, its share as text, and its bar as part of the longest."""
+    most = max((part for *_, part in rows), default=0.0) or 1.0
+    return [(*texts, percent(part), part / most) for *texts, part in rows]
+
+
+def _path(found: SimulationFindings) -> Sequence[tuple[str, float]]:
+    """Name and share of the critical path, as part of 1; what is left is summed."""
     if found.path is None:
         return []
     rows = list(found.path.shares().items())
-    shown_rows = [(name, percent(part), part) for name, part in rows[:_MOST_ROWS]]
     rest = sum(part for _, part in rows[_MOST_ROWS:])
-    return [*shown_rows, (f"{len(rows) - _MOST_ROWS} more", percent(rest), rest)] if rest else shown_rows
+    return [*rows[:_MOST_ROWS], *[(f"{len(rows) - _MOST_ROWS} more", rest)] * (rest > 0)]
 
 
 MOST_RANKS = 32
