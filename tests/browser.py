@@ -78,6 +78,20 @@ def vertical_scroll_bars(browser: Chrome) -> int:
     return browser.execute_script(script)
 
 
+def brightest(browser: Chrome, node: Any, from_right: bool) -> int:
+    """Return the brightness, 0 to 255, of the brightest pixel of the first or the last column of ``node``."""
+    script = """const [picture, right, done] = arguments, image = new Image();
+      image.onload = () => {
+        const canvas = document.createElement('canvas'), pen = canvas.getContext('2d');
+        Object.assign(canvas, {width: image.width, height: image.height});
+        pen.drawImage(image, 0, 0);
+        const {data} = pen.getImageData(right ? image.width - 1 : 0, 0, 1, image.height);
+        done(Math.max(...data.filter((value, index) => index % 4 === 0)));
+      };
+      image.src = 'data:image/png;base64,' + picture;"""
+    return browser.execute_async_script(script, node.screenshot_as_base64, from_right)
+
+
 def cut_texts(browser: Chrome) -> list[str]:
     """Draw every visible figure again; return the texts that begin or end outside of its canvas."""
     script = """const plain = CanvasRenderingContext2D.prototype.fillText, cut = [];

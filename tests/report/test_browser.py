@@ -23,7 +23,17 @@ from foretrain.report.page import render as comparison_page
 from foretrain.report.simulation_page import render as simulation_page
 from foretrain.report.topology import render as topology_page
 from tests import warm
-from tests.browser import chromium, console, cut_texts, draw_all, findings, overflow, resize, vertical_scroll_bars
+from tests.browser import (
+    brightest,
+    chromium,
+    console,
+    cut_texts,
+    draw_all,
+    findings,
+    overflow,
+    resize,
+    vertical_scroll_bars,
+)
 from tests.lab.test_compare import measured
 from tests.live import forked
 from tests.recipe_search.test_strategy import searched
@@ -155,6 +165,22 @@ def test_every_width_shows_every_figure_without_overflow(browser, pages, name: s
         assert vertical_scroll_bars(browser) == 0, width
         assert cut_texts(browser) == [], width
     assert console(browser) == []
+
+
+def test_a_table_that_is_cut_has_a_shadow_at_the_edge_where_it_goes_on(browser, pages):
+    resize(browser, 390, 844)
+    browser.get(pages["simulate"].as_uri())
+    table = browser.find_elements("class name", "scroll")[-1]
+    browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", table)
+    for scrolled, left, right in ((0, False, True), (20, True, True), (9999, True, False)):
+        browser.execute_script("arguments[0].scrollLeft = arguments[1]", table, scrolled)
+        assert (brightest(browser, table, False) < 250, brightest(browser, table, True) < 250) == (left, right)
+
+
+def test_a_wide_window_is_filled_to_four_fifths(browser, pages):
+    resize(browser, 3840, 2160)
+    browser.get(pages["simulate"].as_uri())
+    assert browser.find_element("tag name", "main").size["width"] >= 0.8 * 3840
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
