@@ -53,6 +53,22 @@ def test_a_quick_calibration_describes_the_cpu(cpu):
     assert found.calls
 
 
+def announced(*arguments: object) -> str:
+    done = warm.run(forked.foretrain, ["calibrate", "--device", "cpu", "--quick", *map(str, arguments)], timeout=900)
+    assert done.returncode == 0, done.stderr
+    return done.stderr.splitlines()[0]
+
+
+def test_it_is_said_at_once_what_is_measured_written_and_replaced(tmp_path):
+    told, out = tmp_path / "operators.json", tmp_path / "out.json"
+    calls.dump([OperatorCall("aten::relu", (contiguous((16,), "float32"),))], told)
+    first = announced("--operators", told, "--out", out)
+    assert first.startswith("foretrain: measuring 1 operator of ")
+    assert first.endswith(f" for {out}; takes some seconds")
+    assert f"for {out}, which is replaced (--merge {out} would add to it); " in announced("--out", out)
+    assert first == announced("--operators", told, "--merge", out)
+
+
 def test_operators_are_added_to_a_file_and_measured_anew(cpu, tmp_path):
     one, other = (OperatorCall("aten::relu", (contiguous((size,), "float32"),)) for size in (16, 32))
     told, out = tmp_path / "operators.json", tmp_path / "out.json"

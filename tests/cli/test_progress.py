@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from foretrain.cli.progress import Lines, counter, percent_bar, progress_bar
+from foretrain.cli.progress import Lines, counter, percent_bar, progress_bar, stages
 from tests.processes import started
 
 _BLOCK = """
@@ -54,4 +54,17 @@ def test_where_stderr_is_no_terminal_there_is_no_bar(capsys: pytest.CaptureFixtu
         count(1, 2)
         plan("policies", 1, 2)
         share(1, 2)
+    with stages() as measure:
+        measure("operators", 0, 2)
+        measure("operators", 2, 2)
     assert capsys.readouterr().err == ""
+
+
+def test_each_stage_has_lines_of_its_own_in_a_log(capsys: pytest.CaptureFixture[str]):
+    with stages(every=0) as measure:
+        for things in ("products", "convolutions"):
+            measure(things, 0, 3)
+            measure(things, 2, 3)
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("foretrain: 2 of 3 products, ")
+    assert last.startswith("foretrain: 2 of 3 convolutions, ")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from foretrain.cli.arguments import JsonFile, check_writable, named
-from foretrain.cli.progress import bars
+from foretrain.cli.arguments import JsonFile, check_writable, named, write_status
+from foretrain.cli.progress import stages
 from foretrain.errors import ConfigError
 from foretrain.files import write_json
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from foretrain.device.calibration import Calibration
-    from foretrain.operator_benchmark.calibrating import Told
+    from foretrain.device.calls import OperatorCall
 
 
 def calibrate(
@@ -44,15 +43,15 @@ def calibrate(
         operators: a file written by foretrain simulate --record-operators.
         load: module to import first, which registers operators of its own, e.g. mylib.kernels; several with commas
             between.
-        out: the file to write; by default the file of --merge, or calibration.json.
+        out: the file to write or replace; by default the file of --merge, or calibration.json.
         merge: add to the measurements of this file; new measurements replace old ones.
-        quick: a small grid and fewer repetitions; takes some seconds.
+        quick: a small grid and fewer repetitions; takes some seconds instead of minutes.
         json: write what was measured in numbers: how many operators, their spread, those that failed.
         threads: CPU threads of one operator.
         processes: processes that compute at once while the CPU is measured, as the ranks of one machine do.
     """
     from foretrain.device import calibration, calls
-    from foretrain.operator_benchmark.calibrating import calibrated, check_mergeable
+    from foretrain.operator_benchmark.calibrating import calibrated, check_mergeable, product
 
     out = out or merge or Path("calibration.json")
     check_writable(out=out, json=json)
@@ -65,13 +64,21 @@ def calibrate(
     asked = calls.load(operators) if operators else None
     before = calibration.load(merge) if merge else None
     check_mergeable(before, place, processes)
-    with _progress() as report:
+    write_status(_announcement(product(place), out, asked, quick=quick, replaced=out != merge and out.exists()))
+    with stages() as report:
         found = calibrated(place, asked, before, quick=quick, processes=processes, file=operators, told=report)
     calibration.dump(found.calibration, out)
     _print_summary(found.calibration, found.failed, before)
     if json:
         write_json(json, _numbers(found.calibration, found.failed, out))
     sys.stderr.write(f"wrote {out}\n")
+
+
+def _announcement(device: str, out: Path, asked: Sequence[OperatorCall] | None, *, quick: bool, replaced: bool) -> str:
+    """Return what is measured, what is written, and about how long it takes."""
+    what = "operators" if asked is None else f"{len(asked)} operator{'s' * (len(asked) > 1)}"
+    there = f", which is replaced (--merge {out} would add to it)" if replaced else ""
+    return f"measuring {what} of {device} for {out}{there}; takes some {'seconds' if quick else 'minutes'}"
 
 
 def _import(name: str) -> None:
@@ -96,20 +103,6 @@ def _device(name: str, threads: int) -> torch.device:
         return torch.device("cuda", torch.cuda.current_device())
     torch.set_num_threads(threads)
     return torch.device("cpu")
-
-
-@contextmanager
-def _progress() -> Iterator[Told]:
-    """Show on stderr what is measured, the progress and the time left."""
-    with bars() as progress:
-        tasks = {}
-
-        def report(what: str, done: int, every: int) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(what)
-            progress.update(tasks[what], completed=done, total=every)
-
-        yield report
 
 
 def _spreads(found: Calibration) -> list[float]:

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
 
 _EVERY = 30.0
 """Seconds between two lines of a log."""
@@ -80,6 +80,31 @@ def searching() -> Iterator[Callable[[str, int, int], None]]:
     with bars(speed_estimate_period=60) as bar:
         task = bar.add_task("searching", total=None)
         yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
+
+
+@contextmanager
+def stages(every: float = _EVERY) -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar for each kind of things; the callback takes the kind, the number done and the total, from 0 on.
+
+    Outside a terminal write `Lines` of each, at most each ``every`` seconds.
+    """
+    if not _in_terminal():
+        lines: dict[str, Lines] = {}
+
+        def write(things: str, done: int, total: int) -> None:
+            lines.setdefault(things, Lines(things, every))(done, total)
+
+        yield write
+        return
+    with bars() as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def show(things: str, done: int, total: int) -> None:
+            if things not in tasks:
+                tasks[things] = bar.add_task(things)
+            bar.update(tasks[things], completed=done, total=total)
+
+        yield show
 
 
 class Lines:

@@ -185,8 +185,8 @@ def calibrated(
 
 def _grid(session: MeasuringSession, processes: int, quick: bool, told: Told) -> CalibrationResult:
     device = session.device
-    measured = _reporting(session, "grid", told).probes(grid.probes(device, quick))
-    calls = _reporting(session, "convolutions and optimizer", told).calls(grid.calls(device, quick))
+    measured = _reporting(session, "operators of the grid", told).probes(grid.probes(device, quick))
+    calls = _reporting(session, "convolutions and operators of optimizers", told).calls(grid.calls(device, quick))
     launch = dispatch(session)
     found = _of(session, processes, measured, calls)
     if preset_of_product(found.device):

@@ -132,7 +132,7 @@ class MeasuringSession:
         budget: bytes that the tensors of all operators measured in turns may have; others follow after them.
         shared: more processes compute than there are cores. Then an operator takes its usual time or, rarely, that
             and another's turn, and medians are scaled such that all operators together take what they did on average.
-        progress: told how many operators are measured, and of how many.
+        progress: told how many operators are measured, from 0 on, and of how many.
     """
 
     device: torch.device
@@ -145,6 +145,7 @@ class MeasuringSession:
         """Measure ``calls``."""
         found: list[MeasuredCall] = []
         failed: list[tuple[OperatorCall, str]] = []
+        self.progress(0, len(calls))
         for chunk in self._chunks(calls, failed):
             _, timings = self.timings([one.run for one in chunk])
             found += [
@@ -156,6 +157,7 @@ class MeasuringSession:
     def probes(self, probes: Sequence[OperatorProbe]) -> tuple[OperatorTime, ...]:
         """Measure ``probes``; those whose tensors do not fit are left out."""
         found: list[OperatorTime] = []
+        self.progress(0, len(probes))
         for number, probe in enumerate(probes):
             if probe.size <= self.budget:
                 _, (timing,) = self.timings([probe.make()])
