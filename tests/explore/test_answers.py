@@ -52,7 +52,7 @@ def test_a_question_survives_its_url():
     [
         ({"model": "/etc/passwd"}, "model"),
         ({"model": "file"}, "model"),
-        ({"rate": "nan"}, "rate: 'nan' is not a number"),
+        ({"rate": "nan"}, "link of a host: 'nan' is not a number"),
         ({"rate": "1e9"}, "from 0.001 to 100,000"),
         ({"hosts": "5000"}, "hosts: '5000' is not a whole number from 1 to 4,096"),
         ({"hosts": "2.5"}, "whole"),
@@ -176,7 +176,8 @@ def test_the_server_answers_its_own_page_alone():
         assert get("/", Host="evil.example")[0] == 403
         assert get("/../../etc/passwd")[0] == 404
         status, text = get("/answer?model=/etc/passwd")
-        assert (status, "model" in json.loads(text)["error"]) == (400, True)
+        assert (status, "model" in json.loads(text)["error"]) == (200, True)
+        assert get("/page?model=/etc/passwd")[0] == 400
         assert get("/answer?" + "x" * 3000)[0] == 414
 
 

@@ -50,6 +50,8 @@ FABRICS: Mapping[str, str] = {
 FILE = "file"
 """Name of the workload that came from a file."""
 _LIMITS = {"hosts": 4096, "gpus": 64, "batch": 65536}
+_LABELS = {"rate": "link of a host", "gpus": "GPUs a host"}
+"""Labels of the page's controls, where they are not the parameters' names."""
 _SPANS = 400
 """Spans of a lane: what a window of usual width can show."""
 _DRAWN_HOSTS = 64
@@ -200,7 +202,8 @@ def _number(name: str, text: str, *, whole: bool) -> float | int:
     least = 0 if name == "batch" else 1 if whole else 0.001
     if not least <= value <= most:
         what = "a whole number" if whole else "a number"
-        raise ConfigError(name, text, f"is not {what} from {least:g} to {most:,g}", f"write e.g. {name}=8")
+        problem = f"is not {what} from {least:g} to {most:,g}"
+        raise ConfigError(_LABELS.get(name, name), text, problem, "enter e.g. 8")
     return value
 
 

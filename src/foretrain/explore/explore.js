@@ -1,9 +1,11 @@
 "use strict";
 // The explorer's page: controls and the URL hold the question; answers that are no longer asked for are dropped.
 const $ = id => document.getElementById(id), form = $("controls");
+const OF_ANSWER = ["copy-command", "copy-python", "save", "perfetto"];
 const NAMES = ["model", "gpu", "rate", "hosts", "gpus", "batch", "engine", "schedule", "compression", "fabric"];
 let asked = 0, answer = null, tab = "schedule", fabric = "star", waiting = null, loaded = {}, results = [];
-let answering = Promise.resolve();
+let answering = Promise.resolve(), late = null;
+const MOMENT = 300;  // ms: what takes longer leaves time to read, and to copy, what is no longer true
 
 const control = name => form.elements[name];
 function question() {
@@ -43,8 +45,19 @@ function slide() {
 async function get(path, signal) {
   const response = await fetch(path, {signal}), found = await response.json();
   if (response.status === 409) throw new DOMException("superseded", "AbortError");
-  if (!response.ok) throw new Error(found.error);
+  if (!response.ok || found.error) throw new Error(found.error);
   return found;
+}
+// Dim what belongs to an earlier question, and let nobody copy it.
+function outdate() {
+  for (const node of document.querySelectorAll(".of-answer, .of-tab")) node.setAttribute("aria-busy", "true");
+  for (const id of OF_ANSWER) $(id).disabled = true;
+}
+function renew() {
+  clearTimeout(late);
+  late = null;
+  for (const node of document.querySelectorAll(".of-answer")) node.removeAttribute("aria-busy");
+  for (const id of OF_ANSWER) $(id).disabled = false;
 }
 
 // A change: the URL, the untuned answer, then the tuned one, which replaces it.
@@ -54,6 +67,11 @@ async function ask() {
   waiting = new AbortController();
   const {signal} = waiting;
   loaded = {};
+  let fresh = false;
+  late ??= setTimeout(() => {
+    outdate();
+    $("state").textContent = answer ? "Being simulated; what is shown is of the scenario before." : "Being simulated …";
+  }, MOMENT);
   try {
     // One after the other: the server would compute what nobody waits for any more beside the newest.
     const coming = answering.then(() => mine === asked ? get("/answer?" + query) : null);
@@ -62,6 +80,7 @@ async function ask() {
     const found = await coming;
     if (mine !== asked) return;
     show(found);
+    fresh = true;
     requestAnimationFrame(() => {
       document.body.dataset.ms = (performance.now() - began).toFixed(1);
       document.body.dataset.shown = query;
@@ -76,12 +95,16 @@ async function ask() {
   } catch (error) {
     if (error.name === "AbortError" || mine !== asked) return;
     complain(error);
-    $("state").textContent = "";
+    $("state").textContent = fresh || !answer ? "" : "What is shown is of the scenario before.";
+    clearTimeout(late);
+    late = null;
+    if (!fresh) outdate();
   }
 }
 function text(node, value) { if (node.textContent !== value) node.textContent = value; }
 function show(found, stay) {
   answer = found;
+  renew();
   $("error").hidden = true;
   document.body.style.setProperty("--verdict", found.good ? "var(--good)" : "var(--fair)");
   text($("verdict"), found.verdict);
@@ -116,8 +139,9 @@ function show(found, stay) {
   Charts.show($("lanes"), found.figures.lanes, stay);
 }
 async function load(signal, query, mine) {
-  const here = tab, status = $(here + "-text");
+  const here = tab, status = $(here + "-text"), panel = $("panel-" + here);
   if (!status || loaded[here] === query) return;
+  const slow = setTimeout(() => panel.setAttribute("aria-busy", "true"), MOMENT);
   status.textContent = "Being simulated; the first time the simulator is compiled …";
   try {
     const found = await get(`/${here}?${query}`, signal);
@@ -126,8 +150,13 @@ async function load(signal, query, mine) {
     for (const [id, figure] of Object.entries(found.figures)) Charts.show($(id + "-figure"), figure);
     status.textContent = found.text;
     document.body.dataset[here] = query;
+    panel.removeAttribute("aria-busy");
   } catch (error) {
-    if (error.name !== "AbortError") status.textContent = error.message;
+    if (error.name === "AbortError") return;
+    status.textContent = error.message;
+    panel.setAttribute("aria-busy", "true");
+  } finally {
+    clearTimeout(slow);
   }
 }
 function select(name, focus) {

@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from foretrain.device.presets import preset_names
-from foretrain.errors import ForetrainError
+from foretrain.errors import ConfigError, ForetrainError
 from foretrain.explore import answers
 from foretrain.explore.answers import ENGINES, FABRICS, FILE, Opened, Question
 from foretrain.parent_death import end_with_parent
@@ -56,6 +56,8 @@ _SLOW: dict[str, Work] = {
 }
 """Requests that the worker process answers; a newer one of the same kind replaces one that waits."""
 
+_QUESTIONS = ("/answer", "/tuned", "/curves", "/network")
+"""Requests whose answer is an object, with ``error`` in it where the question is refused."""
 
 _YIELDING = 10
 """Niceness of the worker: a search leaves the cores to what the page waits for, the next answer and its painting."""
@@ -178,7 +180,9 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._answer(explorer, place.path, dict(parse_qsl(place.query)))
         except ForetrainError as error:
-            self._send(400, json.dumps({"error": str(error)}))
+            # A browser would log another status as an error of the page, which shows what is wrong with a question.
+            refused = isinstance(error, ConfigError) and place.path in _QUESTIONS
+            self._send(200 if refused else 400, json.dumps({"error": str(error)}))
         return None
 
     def _answer(self, explorer: Explorer, path: str, query: dict[str, str]) -> None:
