@@ -155,6 +155,14 @@ def test_jobs_share_packets(capsys):
     assert "auto takes the fluid level: packets would be" in capsys.readouterr().err
 
 
+def test_topology_list_cuts_nothing_in_a_terminal_of_80_columns(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    main(["topology", "list"])
+    shown = capsys.readouterr().out.split()
+    for fabric in FABRICS.values():
+        assert {fabric.example, *fabric.options} <= set(shown)
+
+
 def test_topology_show_prints_and_writes_what_was_asked(tmp_path, capsys):
     html, numbers, saved = tmp_path / "a.html", tmp_path / "a.json", tmp_path / "a.toml"
     main(["topology", "show", "dgx-h100:4", "--html", str(html), "--json", str(numbers), "--save", str(saved)])

@@ -86,9 +86,9 @@ def list_(*, json: JsonFile = None) -> None:
     check_writable(json=json)
     for table, columns in ((fabrics, ("fabric", "write", "options")), (servers, ("server", "GPUs", "NICs", "each"))):
         for column in columns:
-            table.add_column(column, no_wrap=column != "options")
+            table.add_column(column, overflow="fold")  # in a narrow terminal nothing is cut off
     for name, fabric in FABRICS.items():
-        fabrics.add_row(name, fabric.example, ", ".join(fabric.options))
+        fabrics.add_row(name, fabric.example, "\n".join(fabric.options))
     for name in SERVERS[1:]:
         server = preset(name)
         port = "" if server.port is None else format_rate(server.port)

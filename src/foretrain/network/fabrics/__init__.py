@@ -49,7 +49,7 @@ FABRICS: Mapping[str, Fabric] = {
         ("leaves", "hosts"),
         ("spines", "oversubscription"),
         lambda leaves, hosts: leaves * hosts,
-        "leaf_spine:8x16@100Gbps,oversubscription=2,spines=4",
+        "leaf_spine:8x8@100Gbps,oversubscription=2,spines=4",
     ),
     "bigraph": Fabric(
         bigraph, ("switches", "hosts"), (), lambda switches, hosts: switches * hosts, "bigraph:8x4@100Gbps"
