@@ -63,6 +63,13 @@ def test_a_full_disk_is_named():
     assert done.stderr == "foretrain: nothing more can be written: No space left on device\n"
 
 
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_wrong_input_ends_with_2_also_where_stderr_takes_no_message(closed: bool):
+    where = "2>&-" if closed else "2>/dev/full"
+    done = subprocess.run(["sh", "-c", f'"$0" -m foretrain comparee {where}', sys.executable], check=False)
+    assert done.returncode == 2
+
+
 @pytest.mark.smoke
 def test_compare_prints_the_table_and_writes_what_was_asked(tmp_path: Path):
     outputs = {kind: tmp_path / f"vgg.{kind}" for kind in ("json", "html", "perfetto")}

@@ -87,6 +87,9 @@ def test_every_command_has_help_and_answers_what_is_mistyped_or_missing(capsys):
     )
 
 
+OF_SEARCH = "foretrain search --space space.toml -- train.py --tp {tp}"
+
+
 @pytest.mark.parametrize(
     ("line", "told"),
     [
@@ -104,7 +107,7 @@ def test_every_command_has_help_and_answers_what_is_mistyped_or_missing(capsys):
         ("compare vgg16", "command line: 'compare vgg16' lacks --cluster CLUSTER; add it: e.g. 4x8xV100@100Gbps"),
         ("bound", "command line: 'bound' lacks WORKLOAD and --cluster CLUSTER; add WORKLOAD: a model of the zoo ("),
         ("simulate", "foretrain: script is missing; write e.g. foretrain simulate --cluster "),
-        ("search", "foretrain: script is missing; write e.g. foretrain search "),
+        ("search", f"foretrain: script is missing; write e.g. {OF_SEARCH}"),
         ("lab rate", "command line: 'lab rate' lacks RATE; add it: rate in each direction, e.g. 500Mbps"),
         (
             "simulate --cluster H100 extra -- x.py",
@@ -116,6 +119,7 @@ def test_every_command_has_help_and_answers_what_is_mistyped_or_missing(capsys):
         ),
         ("bound vgg16 -batch 3 --cluster a", "option: '-batch' is unknown; did you mean '--batch'"),
         ("bound vgg16 --no_tun --batch x", "option: '--no_tun' is unknown; "),
+        ("--hepl", "option: '--hepl' is unknown; did you mean '--help'? known: --help, --quiet, --version"),
         ("run --scheduel p3 -- x.py", "option: '--scheduel' is unknown; did you mean '--schedule'"),
         ("run --max_restarts 2 --nproc 2 -- x.py", "script: 'x.py' is no file"),
     ],
@@ -124,6 +128,12 @@ def test_a_wrong_command_line_names_the_option_the_value_and_the_remedy(capsys, 
     (said,) = refused(line.split(), capsys).splitlines()
     assert said.startswith("foretrain: ")
     assert told in said
+
+
+def test_help_of_search_has_a_whole_command(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["search", "--help"])
+    assert f": {OF_SEARCH}\n" in capsys.readouterr().out
 
 
 TRAIN = """

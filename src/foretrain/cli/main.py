@@ -36,7 +36,7 @@ from foretrain.cli.completion import completion
 from foretrain.cli.doctor import doctor
 from foretrain.cli.parsing import parsed
 from foretrain.cli.plan import plan, what_if
-from foretrain.cli.progress import StdoutClosed, Terminated, end_interrupted
+from foretrain.cli.progress import StdoutClosed, Terminated, complain, end_interrupted
 from foretrain.cli.record import record
 from foretrain.cli.run import run, run_command, server
 from foretrain.cli.search import run_command as search_command
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ForetrainError as error:
         if isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_ROOM:
             _end_for_want_of_room(error.__cause__)
-        sys.stderr.write(f"foretrain: {error}\n")
+        complain(str(error))
         sys.exit(2 if isinstance(error, _OF_INPUT) else 1)
     except KeyboardInterrupt:
         end_interrupted()
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _end_for_want_of_room(error: OSError) -> NoReturn:
     """Say in one line that the disk is full, and exit with 1."""
     where = f" to {error.filename}" if error.filename else ""
-    sys.stderr.write(f"foretrain: nothing more can be written{where}: {error.strerror}\n")
+    complain(f"nothing more can be written{where}: {error.strerror}")
     # What is left in the buffer would be written, and fail, once more.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
     sys.exit(1)
@@ -188,6 +188,8 @@ def _parser(words: Sequence[str]) -> SubcommandApp:
                     raise unknown(f"{name} command", words[1], there.COMMANDS)
         else:
             app.command(_deferred(there))
+    if words[0].startswith("-"):
+        raise unknown("option", words[0], ("--help", "--quiet", "--version"))
     if words[0] not in names:
         raise unknown("command", words[0], names)
     return app

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -126,8 +126,14 @@ class Lines:
 
 def end_interrupted() -> NoReturn:
     """Say that Ctrl-C has ended the command, and exit with 130."""
-    sys.stderr.write("foretrain: interrupted; no file was left half written\n")
+    complain("interrupted; no file was left half written")
     sys.exit(130)
+
+
+def complain(message: str) -> None:
+    """Write why the command ends on stderr; where that is full or closed, its exit status alone says it."""
+    with suppress(OSError, AttributeError):  # Python has no stderr where that is closed
+        sys.stderr.write(f"foretrain: {message}\n")
 
 
 class Terminated(SystemExit):

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from foretrain.network.deployment import Deployment
     from foretrain.recipe_search.bill import Failures, Stragglers
 
-_EXAMPLE = "foretrain search --cluster dgx-h100:8 --space space.toml -- train.py --tp {tp}"
+_EXAMPLE = "foretrain search --space space.toml -- train.py --tp {tp}"
 _OF_FAILURES = ("checkpoint", "checkpoint_every", "restart", "repair", "spares", "stragglers")
 """Options that say more of the failures of --mtbf."""
 _CHECKPOINT = "write the time that one takes, e.g. 30s, or the rate at which a GPU writes its part, e.g. 2GB/s"
@@ -55,10 +55,10 @@ _LONG = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([hd])\s*")
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """Find the fastest recipe of an unmodified training script: foretrain search -- train.py tp={tp}
+    """Find the fastest recipe of a training script: foretrain search --space space.toml -- train.py --tp {tp}
 
-    Each recipe is a live simulation of the script with other arguments, as foretrain simulate runs it. Those that
-    cannot be the best are recognised early. An interrupted search goes on when it is started again.
+    Each recipe is a live simulation of the unmodified script with other arguments, as foretrain simulate runs it. Those
+    that cannot be the best are recognised early. An interrupted search goes on when it is started again.
 
     Attributes:
         space: values and conditions of the script's arguments (docs/recipe-search.md): a .toml or .py file; or
