@@ -31,7 +31,7 @@ autoload -U +X bashcompinit && bashcompinit
 
 
 def completion(shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional]) -> None:
-    """Print completion of commands, options and known names for a shell.
+    """Print completion of commands, options and names for a shell.
 
     To be sourced. bash: foretrain completion bash >> ~/.bashrc; zsh: foretrain completion zsh >> ~/.zshrc; fish:
     mkdir -p ~/.config/fish/completions; foretrain completion fish > ~/.config/fish/completions/foretrain.fish.
