@@ -16,7 +16,7 @@ from foretrain.cli.parsing import help_text, option_heads, option_names
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What a word may be: one of ``names``; where it is ``free``, also a file or whatever else one writes."""
+    """The names that a place in the command line takes; where it is ``free``, it takes any other word as well."""
 
     names: Sequence[str]
     free: bool = False

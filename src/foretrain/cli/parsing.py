@@ -78,9 +78,8 @@ def options_of(parse: Parse[Any], arguments: Sequence[str]) -> set[str]:
 
 def help_text(show: Callable[[], object]) -> str:
     """Return the help that ``show`` prints, without colours and with no name cut; empty if it is refused."""
-    shown, told = (
-        TextIOWrapper(BytesIO(), encoding="utf-8") for _ in range(2)
-    )  # frames of help are of ASCII elsewhere
+    # In other encodings the frames of help are of ASCII.
+    shown, told = (TextIOWrapper(BytesIO(), encoding="utf-8") for _ in range(2))
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "1000"
     try:

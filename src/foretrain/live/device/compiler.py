@@ -43,8 +43,8 @@ def install(device: ModuleType) -> None:
 
     def compiled(model: Any = None, **given: Any) -> Any:
         with_ours = ours(given)
-        if with_ours is not given and _creates_block_mask(model):
-            # Imported on first use, as most scripts have no mask.
+        if _creates_block_mask(model) and with_ours["backend"] is _backends.get(False):
+            # Not where it is replayed as a CUDA graph. Imported on first use, as most scripts have no mask.
             from foretrain.live.device.block_mask import without_tracing
 
             return without_tracing(model, device)
