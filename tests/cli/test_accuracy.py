@@ -37,7 +37,8 @@ def test_a_run_is_added_and_measured_again_replaced(tmp_path, capsys):
     assert [(run.contributor, run.step_time) for run in load_runs(table)] == [("Ada", "2.9 s"), ("Bob", "2.84 s")]
     assert len(tomllib.loads(table.read_text())["run"]) == 2
     said = capsys.readouterr().out
-    assert "foretrain simulate --cluster dgx-h100:1,device=H100 --factor torchtitan train.py --batch 2" in said
+    assert "foretrain simulate --cluster dgx-h100:1,device=H100 --factor torchtitan -- train.py --batch 2" in said
+    assert "table.toml: 1 run, one more" in said
     assert "2 runs, one replaced" in said
 
 
@@ -51,9 +52,10 @@ def test_a_run_is_added_and_measured_again_replaced(tmp_path, capsys):
         ({"cluster": "leaf_spine:4x8@25Gbps"}, "cluster: 'leaf_spine:4x8@25Gbps' does not say which GPUs it has"),
         ({"command": "torchrun train.py"}, "command: 'torchrun train.py' does not begin with a script"),
         ({"memory": "640 GiB"}, "memory: '640 GiB' is more than a GPU has"),
-        ({"stack": "torchtitann"}, "factor: 'torchtitann' is unknown; did you mean 'torchtitan'"),
+        ({"stack": "torchtitann"}, "run.toml: stack: 'torchtitann' is unknown; did you mean 'torchtitan'"),
         ({"date": "2999-01-01"}, "date: '2999-01-01' is in the future"),
-        ({"date": "yesterday"}, "is wrong"),
+        ({"date": "yesterday"}, "date: 'yesterday' is not a date; write the day of the measurement, e.g. 2026-11-25"),
+        ({"command": "train.py 'x"}, "command: .* cannot be split into words"),
         ({"contributor": " "}, "contributor: ' ' is no text, or empty"),
     ],
 )
@@ -65,7 +67,7 @@ def test_what_is_wrong_is_named(tmp_path, changes, message):
     assert not table.exists()
 
 
-def test_a_calibration_is_kept_beside_the_table(tmp_path, monkeypatch):
+def test_a_calibration_is_kept_beside_the_table(tmp_path, monkeypatch, capsys):
     measured = tmp_path / "mine"
     measured.mkdir()
     found = Calibration("NVIDIA H100 80GB HBM3", "torch 2.13.0+cu130", ())
@@ -80,9 +82,17 @@ def test_a_calibration_is_kept_beside_the_table(tmp_path, monkeypatch):
 
     assert run.calibration.startswith("calibrations/h100-")
     assert load(table.parent / run.calibration) == found
+    assert f" --device {table.parent / run.calibration} -- train.py --batch 2" in capsys.readouterr().out
     (table.parent / run.calibration).write_text("{}")
-    with pytest.raises(ConfigError, match="calibrations/h100"):
+    with pytest.raises(ConfigError, match=r"table.toml: run\[0\].*calibrations/h100"):
         load_runs(table)
+
+
+def test_a_calibration_of_another_gpu_is_refused(tmp_path):
+    dump(Calibration("NVIDIA A100-SXM4-80GB", "torch 2.13.0+cu130", ()), tmp_path / "a100.json")
+
+    with pytest.raises(ConfigError, match="'NVIDIA A100-SXM4-80GB' was measured, not H100"):
+        add(written(tmp_path, calibration="a100.json"), into=tmp_path / "table.toml")
 
 
 def test_a_table_in_no_folder(tmp_path):

@@ -88,11 +88,17 @@ def measured_run(entry: dict[str, Any], folder: Path) -> MeasuredRun:
             raise ConfigError(key, value, "is no text, or empty", _REMEDY)
     found = MeasuredRun(**entry)
     try:
-        words, date = shlex.split(found.command), datetime.date.fromisoformat(found.date)
+        words = shlex.split(found.command)
     except ValueError as error:
-        raise ConfigError("command or date", f"{found.command}; {found.date}", f"is wrong: {error}", _REMEDY) from error
+        problem = f"cannot be split into words ({error})"
+        raise ConfigError("command", found.command, problem, "quote as in a shell") from None
+    remedy = "write the day of the measurement, e.g. 2026-11-25"
+    try:
+        date = datetime.date.fromisoformat(found.date)
+    except ValueError:
+        raise ConfigError("date", found.date, "is not a date", remedy) from None
     if date > datetime.datetime.now(datetime.UTC).date():
-        raise ConfigError("date", found.date, "is in the future", "write the day of the measurement, e.g. 2026-11-25")
+        raise ConfigError("date", found.date, "is in the future", remedy)
     if not words or not words[0].endswith(".py"):
         remedy = "write the script and its arguments, without torchrun and its options"
         raise ConfigError("command", found.command, "does not begin with a script", remedy)
@@ -106,9 +112,12 @@ def measured_run(entry: dict[str, Any], folder: Path) -> MeasuredRun:
         remedy = f"{device.name} has {format_size(device.memory)}; is it the sum of several GPUs, or another GPU?"
         raise ConfigError("memory", found.memory, "is more than a GPU has", remedy)
     if found.stack:
-        stack_factor(device, found.stack)
+        try:
+            stack_factor(device, found.stack)
+        except ConfigError as error:
+            raise ConfigError("stack", error.value, error.problem, error.remedy) from None
     if found.calibration:
-        load(folder / found.calibration)
+        load(folder / found.calibration).check(device)
     return found
 
 
@@ -116,8 +125,13 @@ def load_runs(path: Path) -> list[MeasuredRun]:
     """Return the runs of a table; none where there is no such file."""
     if not path.exists():
         return []
-    entries = _parsed(path).get("run", [])
-    return [measured_run(entry, path.parent) for entry in entries]
+    found: list[MeasuredRun] = []
+    for number, entry in enumerate(_parsed(path).get("run", [])):
+        try:
+            found.append(measured_run(entry, path.parent))
+        except ConfigError as error:
+            raise error.at(f"run[{number}]").at(str(path)) from error
+    return found
 
 
 def _parsed(path: Path) -> dict[str, Any]:
@@ -165,7 +179,11 @@ def add(
         json: write the run as it was read, how many the table has, and the command that forecasts it.
     """
     check_writable(json=json)
-    new = measured_run(_parsed(run), run.parent)
+    entry = _parsed(run)
+    try:
+        new = measured_run(entry, run.parent)
+    except ConfigError as error:
+        raise error.at(str(run)) from error
     if not into.parent.is_dir():
         remedy = "run this in a checkout of foretrain, or name a table with --into"
         raise ConfigError("into", str(into), f"is in no folder: there is no {into.parent}", remedy)
@@ -174,14 +192,17 @@ def add(
         new = replace(new, calibration=_kept_beside(run.parent / new.calibration, into))
     rest = [one for one in before if one.key != new.key]
     write_atomically(into, _text(sorted([*rest, new], key=lambda one: one.key)))
-    factor = f" --factor {new.stack}" if new.stack else ""
-    command = f"foretrain simulate --cluster {shlex.quote(new.cluster)}{factor} {new.command}"
-    replaced = len(rest) < len(before)
-    sys.stdout.write(
-        f"{into}: {len(rest) + 1} runs, {'one replaced' if replaced else 'one more'}\ncompare: {command}\n"
-    )
+    options = ["--cluster", new.cluster]
+    if new.calibration:
+        options += ["--device", str(into.parent / new.calibration)]
+    if new.stack:
+        options += ["--factor", new.stack]
+    command = f"foretrain simulate {shlex.join(options)} -- {new.command}"
+    replaced, runs = len(rest) < len(before), len(rest) + 1
+    what = f"{runs} run{'s' * (runs != 1)}, {'one replaced' if replaced else 'one more'}"
+    sys.stdout.write(f"{into}: {what}\ncompare: {command}\n")
     if json is not None:
-        write_json(json, {"run": asdict(new), "runs": len(rest) + 1, "replaced": replaced, "command": command})
+        write_json(json, {"run": asdict(new), "runs": runs, "replaced": replaced, "command": command})
 
 
 COMMANDS = {"add": add}
