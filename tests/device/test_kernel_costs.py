@@ -42,8 +42,10 @@ def test_formula_has_its_value(formula: str, value: float) -> None:
         ("bytes(y)", "names 'y', which is no argument of the kernel; the kernel's arguments are x, weight, n, scale"),
         ("scale * 2", "names 'scale', which is no tensor and no number in this call"),
         ("bytes(n)", "takes 'n' for a tensor, which it is not"),
-        ("x.shape", "has 'x.shape', which formulas do not know"),
+        ("x.shape", "has 'x.shape', which formulas do not know; formulas have + - *"),
+        ("byte(x)", "has 'byte(x)', which formulas do not know; formulas have + - * / // % **, bytes(x)"),
         ("open('a')", "which formulas do not know"),
+        ("dim(x)", "gives dim 1 arguments"),
         ("n / (n - n)", "has no value here"),
         ("dim(x, 5)", "has no value here"),
         ("x", "is a tensor, not a number"),
@@ -106,6 +108,7 @@ def test_entries_give_times_tables_and_work_and_the_last_that_fits_counts(tmp_pa
     ]
     middle = of("mylib::scan", 10000)
     assert middle == pytest.approx(MICROSECOND * 40**0.5, abs=2)
+    assert found.unused == ["mine.product", "attend", "mine.split"]
     assert of("mine.product") == Gemm(1024, 64, 64, dtype="bf16")
     assert of("attend") == Attention(8, 1, 1, 1024, 1024, 64, causal=False, dtype="fp16", backward=True)
     assert of("mine.split") is None
@@ -113,6 +116,7 @@ def test_entries_give_times_tables_and_work_and_the_last_that_fits_counts(tmp_pa
     assert split is not None
     assert split.results == (0, ("dim(0, 0)", "5"))
     assert found.find("unheard_of") is None
+    assert not found.unused
     assert of("liger_kernel.ops.rope._triton_rope") == MemoryWork(4096)  # as the package knows
 
 
@@ -124,12 +128,15 @@ def test_entries_give_times_tables_and_work_and_the_last_that_fits_counts(tmp_pa
         ("[[kernel]\n", "is not TOML"),
         ('[[kernel]]\ntime = "1us"', "kernel[0].name: None is not the name of a kernel"),
         ('[[kernel]]\nname = "a"', "kernel[0].name: 'a' has no cost; write a time, a table or an operator"),
+        ('[[kernel]]\nname = "a"\nopertor = "Gemm"', "kernel[0].field: 'opertor' is unknown; did you mean 'operator'?"),
+        ('[[kernel]]\nname = "a"\nmoved = 5', "kernel[0].name: 'a' has no cost; write a time, a table or an operator"),
         ('[[kernel]]\nname = "a"\ntime = 5', "kernel[0].time: 5 "),
         ('[[kernel]]\nname = "a"\ntime = "1us"\ncolour = 1', "kernel[0].field: 'colour' is unknown"),
         ('[[kernel]]\nname = "a"\ntime = "1us"\noperator = "Gemm"', "operator: 'Gemm' stands beside time"),
         ('[[kernel]]\nname = "a"\noperator = "Gem"', "operator: 'Gem' is unknown; did you mean 'Gemm'?"),
         ('[[kernel]]\nname = "a"\noperator = "Gemm"\nm = 1\nn = 1', "k is missing; write the k of the Gemm"),
         ('[[kernel]]\nname = "a"\noperator = "Memory"\nmoved = "2 *"', "moved: '2 *' is no formula"),
+        ('[[kernel]]\nname = "a"\noperator = "Memory"\nmoved = "size(x)"', "kernel[0].moved: 'size(x)' has 'size(x)'"),
         ('[[kernel]]\nname = "a"\noperator = "Memory"\nmoved = 1\ndtype = 2', "field: 'dtype' is unknown"),
         ('[[kernel]]\nname = "a"\nby = "1"\ntime = "1us"', "by: '1' stands without a table"),
         (
@@ -145,6 +152,13 @@ def test_wrong_file_is_told_field_value_and_remedy(text: str, words: str, tmp_pa
         costs(tmp_path, text)
     assert words in str(caught.value)
     assert "costs.toml" in str(caught.value)
+
+
+def test_formula_that_a_kernel_does_not_fit_is_told_with_its_entry(tmp_path: Path) -> None:
+    entry = costs(tmp_path, '[[kernel]]\nname = "scale"\noperator = "Memory"\nmoved = "bytes(y)"').find("scale")
+    assert entry is not None
+    with pytest.raises(ConfigError, match=r"kernel\['scale'\].moved: 'bytes\(y\)' names 'y', which is no argument"):
+        entry.of(GIVEN)
 
 
 def test_missing_file_is_told(tmp_path: Path) -> None:

@@ -50,6 +50,17 @@ def test_what_is_not_simulated_is_named_with_a_remedy() -> None:
         os._exit(7)
     assert os.waitpid(child, 0) == (child, 7 << 8)
     torch.cuda.synchronize()  # the rank itself goes on
+    if os.fork() == 0:
+        sys.exit(9)  # no rank leaves with it
+    assert os.wait()[1] == 9 << 8
+
+
+@on_gpus(cluster="H100", says="starts a Python of its own")
+def test_a_python_that_a_script_starts_is_told_to_have_no_gpu() -> None:
+    import subprocess
+
+    asked = [sys.executable, "-c", "import torch; print(torch.cuda.is_available())"]
+    assert subprocess.run(asked, capture_output=True, check=True).stdout == b"False\n"
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ def training(*batches: int) -> Forecast:
                 "by_name": {"aten::mm": count * 10 * MILLISECOND},
                 "updates": {},
                 "unknown": ["odd"] if count > 1 else [],
+                "unused": [],
             }
             rank.note(COST, a=step, payload=json.dumps(cost).encode())
             yield rank.ask(STREAM)

@@ -77,6 +77,18 @@ def test_script_that_may_wait_for_its_loss_is_told_that_it_is_none() -> None:
     assert words not in simulate(CLUSTER, "fault.py", "reads a loss", options=("--steps", 1004)).err
 
 
+def test_a_number_of_live_ranks_with_which_messages_do_not_fit_is_told() -> None:
+    def chain() -> None:
+        import torch
+        from torch import distributed as dist
+
+        rank, x = dist.get_rank(), torch.ones(8, device="cuda")
+        dist.recv(x, rank - 1) if rank % 2 else dist.send(x, rank + 1)
+
+    stalled = simulate("dgx-h100:1", chain, options=("--live", 3), status=1).err
+    assert "3 of 8 ranks were live and stood for the others, which may be why: run all with --live all" in stalled
+
+
 def test_script_that_is_started_again_is_told_so(tmp_path: Path) -> None:
     again = "starting again with 2 live ranks: messages between them were seen"
     assert simulate(CLUSTER, "twice.py", tmp_path / "any", "again").err.count(again) == 1

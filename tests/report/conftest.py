@@ -42,6 +42,7 @@ def _training(rank):
         "by_name": {},
         "updates": {},
         "unknown": ["odd"],
+        "unused": [],
     }
     for step in (1, 2, 3):
         rank.kernels(0, 6 * MILLISECOND)

@@ -85,6 +85,12 @@ class KernelCost:
 
         Raises ConfigError if a formula names what the kernel does not have.
         """
+        try:
+            return self._of(arguments)
+        except ConfigError as error:
+            raise error.at(f"kernel[{self.names[0]!r}]") from None
+
+    def _of(self, arguments: KernelArguments) -> Time | Work | None:
         if self.time is not None:
             return self.time
         if self.table:
@@ -106,13 +112,21 @@ class KernelCosts:
 
     def __init__(self, entries: Sequence[KernelCost] = ()) -> None:
         self._entries = (*_known(), *entries)
+        self._unused = list(entries)
 
     def find(self, *names: str, entries: Callable[[KernelCost], bool] = lambda entry: True) -> KernelCost | None:
         """Return the last entry that fits any of the names a kernel goes by, and ``entries``."""
         for entry in reversed(self._entries):
             if entries(entry) and any(fnmatchcase(name, pattern) for name in names for pattern in entry.names):
+                if entry in self._unused:
+                    self._unused.remove(entry)
                 return entry
         return None
+
+    @property
+    def unused(self) -> list[str]:
+        """Return the names of the file's entries that no kernel has been found to fit."""
+        return [", ".join(entry.names) for entry in self._unused]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,15 +178,36 @@ def evaluate(formula: str | Value, arguments: KernelArguments, field: str) -> fl
 
 
 class _FormulaError(Exception):
-    """A name or a word that formulas do not have."""
+    """A name that is nothing of the kernel's, or not what the formula takes it for."""
 
 
 @cache
 def _parsed(formula: str, field: str) -> ast.expr:
     try:
-        return ast.parse(formula.strip(), mode="eval").body
+        found = ast.parse(formula.strip(), mode="eval").body
     except (SyntaxError, ValueError) as error:
         raise ConfigError(field, formula, f"is no formula ({error})", "write e.g. '2 * bytes(x)'") from None
+    _check(found, formula, field)
+    return found
+
+
+def _check(node: ast.expr, formula: str, field: str) -> None:
+    """Raise ConfigError for what no formula has; names are not known before the kernel is launched."""
+    match node:
+        case ast.Constant(value=int() | float()) | ast.Name():
+            parts: Sequence[ast.expr] = ()
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            parts = (operand,)
+        case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _BINARY:
+            parts = (left, right)
+        case ast.Call(func=ast.Name(id=name), args=given, keywords=[]) if name in _FUNCTIONS:
+            if len(given) not in _FUNCTIONS[name][2]:
+                raise ConfigError(field, formula, f"gives {name} {len(given)} arguments", _KNOWN)
+            parts = given
+        case _:
+            raise ConfigError(field, formula, f"has {ast.unparse(node)!r}, which formulas do not know", _KNOWN)
+    for part in parts:
+        _check(part, formula, field)
 
 
 _BINARY: dict[type, Callable[[float, float], float]] = {
@@ -184,16 +219,17 @@ _BINARY: dict[type, Callable[[float, float], float]] = {
     ast.Mod: lambda a, b: a % b,
     ast.Pow: lambda a, b: a**b,
 }
-_FUNCTIONS: dict[str, tuple[Callable[..., Any], bool]] = {
-    "bytes": (calls.moved, True),
-    "elements": (calls.elements, True),
-    "dim": (lambda tensor, axis: tensor.shape[int(axis)], True),
-    "min": (min, False),
-    "max": (max, False),
-    "ceil": (math.ceil, False),
-    "log2": (math.log2, False),
+_FUNCTIONS: dict[str, tuple[Callable[..., Any], bool, range]] = {
+    "bytes": (calls.moved, True, range(1, 2)),
+    "elements": (calls.elements, True, range(1, 2)),
+    "dim": (lambda tensor, axis: tensor.shape[int(axis)], True, range(2, 3)),
+    "min": (min, False, range(2, 100)),
+    "max": (max, False, range(2, 100)),
+    "ceil": (math.ceil, False, range(1, 2)),
+    "log2": (math.log2, False, range(1, 2)),
 }
-"""Functions of formulas, and whether their first argument is a tensor."""
+"""Functions of formulas, whether their first argument is a tensor, and how many arguments they take."""
+_KNOWN: Final = "formulas have + - * / // % **, bytes(x), elements(x), dim(x, -1), min, max, ceil and log2"
 
 
 def _value(node: ast.expr, arguments: KernelArguments) -> Any:
@@ -212,11 +248,11 @@ def _value(node: ast.expr, arguments: KernelArguments) -> Any:
             return -_value(operand, arguments)
         case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _BINARY:
             return _BINARY[type(operation)](_value(left, arguments), _value(right, arguments))
-        case ast.Call(func=ast.Name(id=name), args=[*given], keywords=[]) if given and name in _FUNCTIONS:
-            function, of_tensor = _FUNCTIONS[name]
+        case ast.Call(func=ast.Name(id=name), args=given):
+            function, of_tensor, _ = _FUNCTIONS[name]
             first = _tensor(given[0], arguments) if of_tensor else _value(given[0], arguments)
             return function(first, *(_value(one, arguments) for one in given[1:]))
-    raise _FormulaError(f"has {ast.unparse(node)!r}, which formulas do not know")
+    raise AssertionError(ast.unparse(node))  # _check has let it pass
 
 
 def _tensor(node: ast.expr, arguments: KernelArguments) -> Meta:
@@ -281,9 +317,13 @@ def _entry(entry: dict[str, Any]) -> KernelCost:
     if len(given) > 1:
         raise ConfigError(given[1], entry[given[1]], f"stands beside {given[0]}", "keep one of them")
     results = _results(entry["results"]) if "results" in entry else None
-    if not given and results is None:
-        raise ConfigError("name", entry["name"], "has no cost", "write a time, a table or an operator")
     rest = {name: value for name, value in entry.items() if name not in _OWN}
+    if not given and results is None:
+        numbers = {one.name for work in WORKS.values() for one in fields(work)}
+        for name in rest:
+            if name not in numbers:
+                raise errors.unknown("field", name, _OWN)
+        raise ConfigError("name", entry["name"], "has no cost", "write a time, a table or an operator")
     if "operator" in entry:
         kind = entry["operator"]
         if kind not in WORKS:

@@ -263,10 +263,11 @@ def forecast_of(
     warnings = warnings_of(rank_traces)
     costs = [rank_trace.cost(rank_trace.steps[-1].number) for rank_trace in rank_traces.values() if rank_trace.steps]
     unknown = sorted({name for cost in costs for name in cost["unknown"]})
+    unused = set.intersection(*({*cost["unused"]} for cost in costs))
     found = Forecast(
         cluster, device, world, tuple(classes), ranks, warnings, tuple(unknown), wall, stack_range, checkpoints
     )
-    warnings.update(dict.fromkeys(_saving_warnings(found), 1))
+    warnings.update(dict.fromkeys([*_saving_warnings(found), *map(_unused_warning, sorted(unused))], 1))
     if found.iteration_time <= 0:
         raise ForetrainError(
             "the script's steps took no virtual time at all: nothing was launched on the simulated GPUs"
@@ -283,6 +284,13 @@ def _saving_warnings(found: Forecast) -> Iterator[str]:
         )
     elif found.first.steps[-1].number in found.first.saving:
         yield "the last step contains a checkpoint: links and the critical path are those of that step"
+
+
+def _unused_warning(name: str) -> str:
+    return (
+        f"no kernel took its cost from the entry {name!r} of --costs: none that was launched has this name, or a later "
+        "entry has it, too; an operator written in Python is charged for the kernels that it launches"
+    )
 
 
 def warnings_of(rank_traces: Mapping[int, RankTrace]) -> dict[str, int]:

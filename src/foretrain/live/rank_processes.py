@@ -257,6 +257,13 @@ def while_folded(failed: ScriptFailed, live: int, world: int) -> ScriptFailed:
     )
 
 
+def stalled_while_folded(stall: StallError, live: int, world: int) -> StallError:
+    """Return ``stall`` with the hint that only ``live`` of ``world`` ranks ran."""
+    what = str(stall).partition("\n")[0]
+    hint = f"{live} of {world} ranks were live and stood for the others, which may be why: run all with --live all"
+    return StallError(f"{hint}\n{what}", stall.waits)
+
+
 def after_restarts(failed: ScriptFailed, before: int) -> ScriptFailed:
     """Return ``failed`` with the hint that an earlier start of the script may have caused it."""
     times = "once" if before == 1 else f"{before} times"

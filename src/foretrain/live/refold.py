@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretrain.device.gpu import overlap_slowdown
-from foretrain.errors import ConfigError, ForetrainError
+from foretrain.errors import ConfigError, ForetrainError, StallError
 from foretrain.live.device.settings import RankSettings
 from foretrain.live.executor import FoldingInvalid, execute
 from foretrain.live.folding import Folding, Message
@@ -28,6 +28,7 @@ from foretrain.live.rank_processes import (
     cause_of,
     check_memory,
     script_failure,
+    stalled_while_folded,
     while_folded,
 )
 from foretrain.live.rank_trace import SimulationTrace, StepBreakdown
@@ -141,6 +142,8 @@ class Refold:
                 self._more_live.update(dict.fromkeys([*places, *([_MESSAGES] if found.messages else [])]))
                 numbered = "routers are numbered from the pipeline's first stage to its last"
                 why = " and ".join(places) or (numbered if found.routers_before else _MESSAGES)
+            except StallError as error:
+                raise (stalled_while_folded(error, len(folding.live), folding.world) if folded else error) from None
             except ScriptFailed as error:
                 if gathered := self._gathered(folding):
                     self._live = "all"

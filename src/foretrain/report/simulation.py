@@ -151,9 +151,12 @@ def show(found: SimulationFindings) -> None:
     _show_warnings(console, forecast.warnings)
     if forecast.unknown:
         names = ", ".join(forecast.unknown)
+        # Kernels of Triton and of extensions are called only by what they belong to.
+        repeatable = any("::" in name for name in forecast.unknown)
+        measure = "measure operators (foretrain calibrate), or " if repeatable else ""
         console.print(
             f"[yellow]warning[/]: charged for their bytes, or the arithmetic they are known to take: {escape(names)}; "
-            "measure them (foretrain calibrate), or say what they cost in a file (--costs)"
+            f"{measure}say what they cost in a file (--costs)"
         )
 
 

@@ -30,6 +30,10 @@ moved = "bytes(result)"
 name = "mylib::scan"
 by = "elements(x)"
 table = [[1000, "1us"], [1e9, "1s"]]
+
+[[kernel]]
+name = "mylib::double"  # what it launches is charged
+time = "1us"
 """
 SPAWNING = """
 from importlib.util import find_spec
@@ -197,6 +201,8 @@ def test_kernel_takes_the_time_of_its_bytes_or_what_a_file_says(tmp_path: Path) 
     assert times["mylib::scan"] == pytest.approx((1 << 26) * 1e-6, rel=0.01)
     assert times["outer"] == pytest.approx(3000 * 2000 * 4 / (0.8 * 3.35e12) * 1e3, abs=overhead)
     assert "double_kernel" not in said.numbers["unknown_operators"]
+    (unused,) = (text for text in said.numbers["warnings"] if "--costs" in text and "no kernel" in text)
+    assert "'mylib::double'" in unused
 
 
 def test_kernels_of_liger_take_the_time_that_the_package_knows(tmp_path: Path) -> None:

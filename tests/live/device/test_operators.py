@@ -69,7 +69,7 @@ def test_attention_takes_the_kernel_that_a_gpu_would() -> None:
         kernel(torch.float32)
 
 
-@on_gpus()
+@on_gpus(says="calls flex_attention without torch.compile")
 def test_flex_attention_never_builds_the_matrix_of_scores() -> None:
     from torch.nn.attention.flex_attention import flex_attention
 

@@ -10,6 +10,24 @@ from foretrain.live.device.represented import _line_of_comparison
 
 
 @pytest.mark.parametrize(
+    ("assigned", "expression", "found"),
+    [
+        ("world = dist.get_world_size()", "rank == world - 1", True),
+        ("me, n = dist.get_rank(), dist.get_world_size()", "n - 1 == me", True),
+        ("n = int(os.environ['WORLD_SIZE'])", "dist.get_rank() == n - 1", True),
+        ("n = dist.get_world_size(group)", "rank == n - 1", False),
+        ("stages = 4", "rank == stages - 1", False),
+    ],
+)
+def test_the_last_rank_is_known_by_what_variables_are_assigned(
+    tmp_path: Path, assigned: str, expression: str, found: bool
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"{assigned}\nif {expression}:\n    pass\n")
+    assert _line_of_comparison(str(script)) == (2 if found else None)
+
+
+@pytest.mark.parametrize(
     ("expression", "found"),
     [
         ("dist.get_rank() == dist.get_world_size() - 1", True),

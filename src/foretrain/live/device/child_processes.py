@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import multiprocessing.context
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -82,19 +83,28 @@ def install_child_guard() -> None:
     put(BaseProcess, start=guarded)
 
 
-def install_launcher_guard() -> None:
-    """Refuse programs that start training processes of their own, e.g. torchrun, by whatever call they are run."""
-    owner = os.getpid()
+def install_launcher_guard(warn: Callable[[str], None]) -> None:
+    """Refuse programs that start training processes of their own, e.g. torchrun, by whatever call they are run.
+
+    Warns of other interpreters of Python, which have no simulated GPU.
+    """
+    owner, warned = os.getpid(), set[str]()
 
     def audit(event: str, given: tuple[Any, ...]) -> None:
         if event in _STARTS and os.getpid() == owner:
-            found = launched(_words(event, given))
+            words = _words(event, given)
+            found = launched(words)
             if found is not None:
                 raise found.refusal("launcher", "simulate")
+            place = "{}:{}".format(*script_line())
+            if words and _PYTHON.fullmatch(os.path.basename(words[0])) and place not in warned:
+                warned.add(place)
+                warn(f"{place} starts a Python of its own, which has no simulated GPU, and whose work takes no time")
 
     sys.addaudithook(audit)
 
 
+_PYTHON = re.compile(r"python[0-9.]*")
 _STARTS = frozenset({"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn"})
 
 

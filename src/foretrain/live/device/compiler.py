@@ -22,6 +22,7 @@ import torch
 from torch import fx
 
 from foretrain.live.device import put
+from foretrain.live.device.script import script_line
 
 Charge = Callable[[int], tuple[int, int]]
 """From bytes moved by a fused kernel to its duration in ps and provenance."""
@@ -48,6 +49,8 @@ def install(device: ModuleType) -> None:
             from foretrain.live.device.block_mask import without_tracing
 
             return without_tracing(model, device)
+        if getattr(model, "__qualname__", "") == _UNCOMPILED_FLEX:
+            _warn_of_scores(device)
         return plain(model, **with_ours)
 
     def compile_module(self: torch.nn.Module, *args: Any, **given: Any) -> None:
@@ -61,6 +64,18 @@ def _creates_block_mask(function: Any) -> bool:
     """Return whether this is PyTorch's ``create_block_mask``, without importing it for the question."""
     module = sys.modules.get("torch.nn.attention.flex_attention")
     return module is not None and function is module.create_block_mask
+
+
+_UNCOMPILED_FLEX = "flex_attention.<locals>._flex_attention_hop_wrapper"
+"""What PyTorch's ``flex_attention`` compiles, by its parts, where the script has not compiled it."""
+
+
+def _warn_of_scores(device: ModuleType) -> None:
+    text = (
+        "{}:{} calls flex_attention without torch.compile: charged as the kernel that torch.compile would make, but "
+        "PyTorch then computes and keeps all scores, which takes longer and needs more memory"
+    ).format(*script_line())
+    device.note(device.WARNING, 0, 0, text.encode())
 
 
 def set_charge(charge: Charge) -> None:

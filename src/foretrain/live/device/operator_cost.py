@@ -132,6 +132,11 @@ class Prices:
         """Return the operators that are charged for the bytes of their arguments alone."""
         return sorted(self._unknown)
 
+    @property
+    def unused(self) -> list[str]:
+        """Return the names of the user's entries of costs that no kernel has taken."""
+        return self._costs.unused
+
 
 def _tf32() -> tuple[bool, bool]:
     """Return whether FP32 matrix products and convolutions may use TF32 now, however the script has said so."""

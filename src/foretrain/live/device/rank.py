@@ -138,7 +138,7 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
     child_processes.install_data_loader(warn)
     process_groups.expect(settings.world, rank, partial(_become, device) if settings.movable else None)
     child_processes.install_child_guard()
-    child_processes.install_launcher_guard()
+    child_processes.install_launcher_guard(warn)
     compiler.set_charge(prices.fused)
     stand_ins.install(settings.stand_ins, partial(_tell_stand_in, settings))
     # What is measured is charged already.
@@ -301,6 +301,7 @@ class _Steps:
             "by_name": {name: time for name, time in by_name if time},
             "updates": {names[number]: time for number, time in self._updates.items() if time},
             "unknown": self._prices.unknown,
+            "unused": self._prices.unused,
         }
 
 

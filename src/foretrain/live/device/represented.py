@@ -19,6 +19,7 @@ import ast
 import json
 import re
 import sys
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -32,8 +33,11 @@ from foretrain.live.device import change_after_import, put
 from foretrain.live.device.script import LIBRARY, script_line
 from foretrain.live.event_log import GATHERED, SINGLED_OUT
 
-_RANK_NAME = re.compile(r"(\w+\.)*(rank|global_rank|\w*get_rank\(\))")
-_LAST_NAME = re.compile(r"(\w+\.)*(world_size|get_world_size\(\))")
+_NAMES = {
+    "rank": re.compile(r"(\w+\.)*(rank|global_rank|\w*get_rank\(\))"),
+    "size": re.compile(r"(\w+\.)*(world_size|get_world_size\(\))|int\((\w+\.)*environ\['WORLD_SIZE'\]\)"),
+}
+"""Expressions for a rank of the world, and for its size."""
 
 
 def install(device: ModuleType, world: int) -> None:
@@ -80,7 +84,8 @@ def _tell_of_last_rank(device: ModuleType, world: int) -> None:
         # Whoever asks may be a helper: then it is its caller that compares.
         for each in (frame, frame and frame.f_back):
             file = each.f_code.co_filename if each else LIBRARY
-            if file in seen or not dist.is_initialized():
+            # A fake world has one process, and the script knows: its last rank does nothing.
+            if file in seen or not dist.is_initialized() or dist.get_backend() == "fake":
                 continue
             seen.add(file)
             line = None if file.startswith(LIBRARY) else _line_of_comparison(file)
@@ -104,26 +109,44 @@ def _tell_of_last_rank(device: ModuleType, world: int) -> None:
 
 
 def _line_of_comparison(file: str) -> int | None:
-    """Return the first line of a file that compares a rank with the size of the world less 1; None without one."""
+    """Return the first line of a file that compares a rank with the size of the world less 1; None without one.
+
+    Both are known by their names, and by what has been assigned to a variable anywhere in the file.
+    """
     try:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return None
+    variables = dict(_assigned(tree))
     lines = (
         node.lineno
         for node in ast.walk(tree)
         if isinstance(node, ast.Compare)
         and isinstance(node.ops[0], ast.Eq)
-        and {_kind(node.left), _kind(node.comparators[0])} == {"rank", "last"}
+        and {_kind(node.left, variables), _kind(node.comparators[0], variables)} == {"rank", "last"}
     )
     return min(lines, default=None)
 
 
-def _kind(side: ast.expr) -> str:
-    """Return "rank" for an expression that is a rank of the world, by its name, "last" for the last one, else ""."""
+def _assigned(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield variables that a rank of the world, or its size, is assigned to, and which of the two."""
+    assignments = (node for node in ast.walk(tree) if isinstance(node, ast.Assign))
+    for node in assignments:
+        for target in node.targets:
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(target.elts, node.value.elts, strict=False))
+            for name, value in pairs:
+                if isinstance(name, ast.Name) and (kind := _kind(value, {})):
+                    yield name.id, kind
+
+
+def _kind(side: ast.expr, variables: Mapping[str, str]) -> str:
+    """Return what an expression is of the world: its "size", a "rank", the "last" rank, or ""."""
     if isinstance(side, ast.BinOp) and isinstance(side.op, ast.Sub) and ast.unparse(side.right) == "1":
-        return "last" if _LAST_NAME.fullmatch(ast.unparse(side.left)) else ""
-    return "rank" if _RANK_NAME.fullmatch(ast.unparse(side)) else ""
+        return "last" if _kind(side.left, variables) == "size" else ""
+    text = ast.unparse(side)
+    return next((kind for kind, names in _NAMES.items() if names.fullmatch(text)), variables.get(text, ""))
 
 
 def install_checkpoints(folded: bool) -> None:

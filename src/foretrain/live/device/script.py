@@ -6,6 +6,7 @@ import atexit
 import hashlib
 import os
 import re
+import subprocess
 import sys
 import threading
 import traceback
@@ -50,6 +51,7 @@ def run(settings: RankSettings, rank: int) -> tuple[int, BaseException | None]:
         SimulationEnded: the executor has ended the simulation.
     """
     status, threads, failure = 0, True, None
+    owner = os.getpid()
     try:
         run_as_main(settings.script[0], settings.script[1:], module=settings.module)
     except Enough:
@@ -68,9 +70,13 @@ def run(settings: RankSettings, rank: int) -> tuple[int, BaseException | None]:
     except BaseException as error:
         if settings.folded:
             explain_store_timeout(error)
-        _print_failure(error, settings, rank)
+        _print_failure(
+            error, settings, f"rank {rank}" if os.getpid() == owner else f"a process that rank {rank} forked"
+        )
         status, failure = 1, error
     _end(threads)
+    if os.getpid() != owner:
+        os._exit(status)  # The script's own fork has come to the script's end, and is no rank.
     return status, failure
 
 
@@ -93,15 +99,15 @@ def _end(threads: bool) -> None:
         sys.stderr.flush()
 
 
-def _print_failure(error: BaseException, settings: RankSettings, rank: int) -> None:
+def _print_failure(error: BaseException, settings: RankSettings, where: str) -> None:
     """Print the traceback on stderr, in one piece; once, where several ranks fail alike."""
     trace = traceback.TracebackException.from_exception(error)
     _remove_own_frames(trace)
     text = "".join(trace.format())
     if first_to_say(text, settings):
-        sys.stderr.write(f"foretrain: the script failed on rank {rank}:\n{text}")
+        sys.stderr.write(f"foretrain: the script failed on {where}:\n{text}")
     else:
-        sys.stderr.write(f"foretrain: the script failed on rank {rank} as well\n")
+        sys.stderr.write(f"foretrain: the script failed on {where} as well\n")
 
 
 def first_to_say(text: str, settings: RankSettings) -> bool:
@@ -137,9 +143,12 @@ def _print_position(error: BaseException, rank: int, did: str) -> None:
 
 
 def script_line() -> tuple[str, int]:
-    """Return file and line of the innermost frame that is neither PyTorch's nor ours; ``"?"`` and 0 without one."""
+    """Return file and line of the innermost frame that is neither PyTorch's nor ours; ``"?"`` and 0 without one.
+
+    Nor of the module that starts programs.
+    """
     for frame in _frames():
-        if not frame.f_code.co_filename.startswith((LIBRARY, *_OURS)):
+        if not frame.f_code.co_filename.startswith((LIBRARY, subprocess.__file__, *_OURS)):
             return frame.f_code.co_filename, frame.f_lineno
     return "?", 0
 
