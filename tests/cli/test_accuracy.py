@@ -1,7 +1,9 @@
 """``foretrain accuracy add``: checks a measured run, and merges it into a table."""
 
+import re
 import shutil
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -51,7 +53,7 @@ def test_a_run_is_added_and_measured_again_replaced(tmp_path, capsys):
         ({"step_time": "0 s"}, "step_time: '0 s' is 0"),
         ({"cluster": "leaf_spine:4x8@25Gbps"}, "cluster: 'leaf_spine:4x8@25Gbps' does not say which GPUs it has"),
         ({"command": "torchrun train.py"}, "command: 'torchrun train.py' does not begin with a script"),
-        ({"memory": "640 GiB"}, "memory: '640 GiB' is more than a GPU has"),
+        ({"memory": "640 GiB"}, "memory: '640 GiB' is more than a GPU has; H100 has 79.2 GiB"),
         ({"stack": "torchtitann"}, "run.toml: stack: 'torchtitann' is unknown; did you mean 'torchtitan'"),
         ({"date": "2999-01-01"}, "date: '2999-01-01' is in the future"),
         ({"date": "yesterday"}, "date: 'yesterday' is not a date; write the day of the measurement, e.g. 2026-11-25"),
@@ -65,6 +67,18 @@ def test_what_is_wrong_is_named(tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):
         add(written(tmp_path, **changes), into=table)
     assert not table.exists()
+
+
+def test_the_documented_file_is_accepted(tmp_path):
+    page = (Path(__file__).parents[2] / "docs/reference/cli.md").read_text()
+    (text,) = re.findall(r"The last four keys may be left out:\n\n```toml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "run.toml").write_text(text)
+    dump(Calibration("NVIDIA H100 80GB HBM3", "torch 2.13.0+cu130", ()), tmp_path / "calibration.json")
+
+    add(tmp_path / "run.toml", into=tmp_path / "table.toml")
+
+    (run,) = load_runs(tmp_path / "table.toml")
+    assert (run.contributor, run.stack) == ("Ada Example", "torchtitan")
 
 
 def test_a_calibration_is_kept_beside_the_table(tmp_path, monkeypatch, capsys):

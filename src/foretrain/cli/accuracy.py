@@ -73,7 +73,7 @@ def measured_run(entry: dict[str, Any], folder: Path) -> MeasuredRun:
     from foretrain.device.calibration import load
     from foretrain.device.presets import preset
     from foretrain.network.deployment_notation import deployment
-    from foretrain.units import format_size, parse_size, parse_time
+    from foretrain.units import parse_size, parse_time
 
     for key in entry:
         if key not in _KEYS:
@@ -109,7 +109,7 @@ def measured_run(entry: dict[str, Any], folder: Path) -> MeasuredRun:
         raise ConfigError("step_time", found.step_time, "is 0", "write e.g. '2.84 s'")
     device = preset(where.device)
     if found.memory and parse_size(found.memory, "memory") > device.memory:
-        remedy = f"{device.name} has {format_size(device.memory)}; is it the sum of several GPUs, or another GPU?"
+        remedy = f"{device.name} has {device.memory / 2**30:.1f} GiB; is it the sum of several GPUs, or another GPU?"
         raise ConfigError("memory", found.memory, "is more than a GPU has", remedy)
     if found.stack:
         try:
