@@ -20,7 +20,9 @@ from msgspec import structs
 
 from foretrain.cli.search import SearchOptions, _failures, _seconds, run_command
 from foretrain.errors import ConfigError
+from foretrain.experiments import result_store
 from foretrain.experiments.result_store import ResultStore
+from foretrain.files import write_atomically
 from foretrain.live.imbalance import COUNT
 from foretrain.live.rank_processes import WarmForkServers
 from foretrain.live.simulate import simulate
@@ -138,6 +140,22 @@ def test_a_search_whose_numbers_find_a_full_disk_says_so_and_keeps_what_it_simul
         assert "Traceback" not in ended.stderr
         assert "winner width=4096" in ended.stdout
     assert any((tmp_path / "train.py.search").glob("*.json"))
+
+
+def test_a_search_whose_store_finds_a_full_disk_says_that_the_same_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A disk of the test's own would need root: a store that is full stands for it."""
+    _require_device()
+    monkeypatch.chdir(tmp_path)
+
+    def full(path: Path, data: bytes) -> None:
+        write_atomically("/dev/full", data)
+
+    monkeypatch.setattr(result_store, "write_atomically", full)
+    with pytest.raises(ConfigError, match="No space left on device"):
+        run_command([*SEARCH[1:], *HERE, *_written(tmp_path)])
+    assert "what was simulated is kept in train.py.search; the same command goes on" in capsys.readouterr().err
 
 
 def test_the_example_compares_three_clusters() -> None:
@@ -293,7 +311,7 @@ def test_products_of_an_optimizer_are_not_taken_for_a_micro_batchs(tmp_path: Pat
         (["--space", "space.toml", "--jobs", "0"], "is no number of workers"),
         (["--space", "space.toml", "--price", "nan", "--goal", "cost"], "is no price"),
         (["--space", "space.toml", "--mtbf", "50000"], "has no unit"),
-        (["--space", "space.toml", "--mtbf", "50000h", "--checkpoint", "0s"], "cannot be"),
+        (["--space", "space.toml", "--mtbf", "50000h", "--checkpoint", "0s"], "is not above 0"),
         (["--space", "space.toml", "--stragglers", "every=1h,lasts=1h,speed=70%"], "how often the job fails"),
         (["--space", "space.toml", "--mtbf", "1h", "--stragglers", "every=1h,lasts=1h"], "not all of every"),
         (["--space", "space.toml", "--mtbf", "1h", "--stragglers", "often=1h"], "'often' is unknown"),
@@ -315,6 +333,7 @@ def test_products_of_an_optimizer_are_not_taken_for_a_micro_batchs(tmp_path: Pat
         (["--space", "nothing.toml", "--run-tokens", "1e12"], "run_tokens: .* needs the tokens of a step"),
         (["--space", "space.toml", "--cluster", "dgx-x"], "cluster"),
         (["--space", "space.toml", "--compare-with", "tp=1"], "'tp' is unknown"),
+        (["--space", "space.toml", "--mtbf", "0h"], "mtbf: '0h' is not above 0"),
         (["--space", "space.toml", "--html", "none/found.html"], "does not exist"),
         (["--space", "space.toml", "--factor", "nope"], "factor: 'nope' is unknown"),
         (["--space", "space.toml", "--mtbf", "50000h", "--checkpoint", "2GB"], "checkpoint: '2GB' .* e.g. 2GB/s"),
@@ -379,6 +398,8 @@ def test_what_starts_a_script_is_to_be_left_out(script: str, words: str, tmp_pat
         ({"checkpoint_every": "auto"}, "checkpoint_every: .* say what fails"),
         ({"checkpoint_every": "often", "failures": Failures(9e3, 30, 300)}, "is no time; .* in Python, seconds"),
         ({"jobs": "a"}, "jobs: 'a' is no number of workers"),
+        ({"backend": "spark"}, "backend: 'spark' is unknown; known: dask, processes, ray"),
+        ({"faults": "gpu:s0.gpu9=80%"}, "s0.gpu9' is unknown"),
         ({"failures": 5}, "failures: 5 is no Failures; say what fails"),
         ({"compare_with": 5}, "compare_with: 5 is no recipe"),
         ({"compare_with": {"tp": 5}}, "'tp' is unknown"),
@@ -413,7 +434,8 @@ def test_the_page_and_the_numbers_hold_every_recipe(tmp_path: Path) -> None:
     assert len(document["recipes"]) == len(found.candidates)
     assert {one["status"] for one in document["recipes"]} == {"whole", "estimated", "beaten"}
     tied = [one["values"] for one in document["recipes"] if one.get("indistinguishable")]
-    assert tied == [dict(one.recipe.values) for one in indistinguishable(result)]
+    in_order = sorted(indistinguishable(result), key=lambda one: one.recipe.number)
+    assert tied == [dict(one.recipe.values) for one in in_order]
     lines = list(summary_lines(result))
     assert lines[0].startswith("33 recipes of 36 points on dgx-h100:2, for the least time: ")
     assert lines[-1].startswith("yours, tp=8, pp=1, mbs=4: ")
@@ -435,7 +457,7 @@ def test_ones_own_recipe_is_shown_where_the_space_does_not_list_it_or_the_budget
     *others, own = found.candidates
     lines = [*summary_lines(SearchResult(found, "dgx-h100:2", 16, own))]
     assert lines[0].startswith(f"{len(others)} recipes of 36 points and yours on dgx-h100:2, ")
-    assert "yours, tp=8, pp=1, mbs=8: 1.000 ± 0.000 times the winner's time (as good)" in lines
+    assert "yours, tp=8, pp=1, mbs=8: is the winner" in lines
     lines = [*summary_lines(SearchResult(found, "dgx-h100:2", 16, others[0]))]
     assert f"yours, {others[0].recipe}: not tried" in lines
 
@@ -445,9 +467,28 @@ def test_ones_own_recipe_is_as_good_only_if_it_cannot_be_told_from_the_winner(tm
     for one in found.ranked:
         result = SearchResult(found, "dgx-h100:2", 16, one)
         (line,) = [line for line in summary_lines(result) if line.startswith("yours, ")]
-        tied = one is found.winner or any(one is other for other in indistinguishable(result))
+        tied = any(one is other for other in indistinguishable(result))
         assert tied or "(as good)" not in line
-    assert "(as good)" in "".join(summary_lines(SearchResult(found, "dgx-h100:2", 16, found.winner)))
+        assert line.endswith(": is the winner") == (one is found.winner)
+
+
+def test_recipes_that_cannot_be_told_from_the_winner_are_named_the_best_first(tmp_path: Path) -> None:
+    found, _ = searched(tmp_path, exhaustive=True)
+    result = SearchResult(found, "dgx-h100:2", 16)
+    tied = indistinguishable(result)
+    assert len(tied) > 1
+    assert tied == [one for one in found.ranked if one in tied]
+    (line,) = [line for line in summary_lines(result) if line.startswith("cannot be told from the winner: ")]
+    assert line.index(str(tied[0].recipe)) < line.index(str(tied[1].recipe))
+
+
+def test_the_command_of_a_module_names_it_as_one(tmp_path: Path) -> None:
+    found, _ = searched(tmp_path)
+    script = SearchResult(found, "dgx-h100:2", 16)
+    module = replace(script, module=True)
+    assert module.command == ("-m", *script.command)
+    page(module, tmp_path / "found.html")
+    assert "<title>train.py on dgx-h100:2" in (tmp_path / "found.html").read_text()
 
 
 def test_the_page_names_the_winner_with_its_own_time_where_an_extended_recipe_may_be_better(tmp_path: Path) -> None:

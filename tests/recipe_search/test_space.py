@@ -136,6 +136,8 @@ def test_a_recipe_is_found_by_the_values_that_tell_it_from_others():
         space.find("tp=2,batch=32")
     with pytest.raises(ConfigError, match="'tq' is unknown"):
         space.find("tq=4")
+    with pytest.raises(ConfigError, match="'tp=4,tp=2' says tp twice"):
+        space.find("tp=4,tp=2")
 
 
 def test_a_recipe_with_values_that_the_space_does_not_list_is_one_if_it_meets_the_conditions():

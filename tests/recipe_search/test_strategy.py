@@ -95,7 +95,7 @@ def simulated(run: RecipeRun, usable: float = 80.0, bend: float = 0.0) -> RunRes
 def searched(
     folder: Path, answer: Callable[[RecipeRun], RunResult] = simulated, space: dict[str, Any] = SPACE, **options: Any
 ) -> tuple[SearchFindings, Workers]:
-    recipes = expand(declared(space), SCRIPT, WORLD, 8)
+    recipes = expand(declared(space), options.pop("script", SCRIPT), WORLD, 8)
     pool = Workers(answer)
     also = recipes.find(options.pop("also")) if "also" in options else ()
     folder.mkdir(exist_ok=True)
@@ -339,6 +339,19 @@ def test_where_nothing_fits_what_most_memory_is_for_is_counted(tmp_path: Path) -
     found = re.search(r"as far as it is known: activations in (\d+), parameters in (\d+)$", str(refused.value))
     assert found is not None
     assert int(found[1]) > int(found[2]) > 0
+
+
+@pytest.mark.parametrize(("tokens", "batches"), [(True, 2), (False, 2), (False, 1)])
+def test_steps_of_different_batches_are_warned_of_where_their_tokens_are_not_known(
+    tmp_path: Path, tokens: bool, batches: int
+) -> None:
+    space = {key: value for key, value in SPACE.items() if key not in ("flags", "tokens", "short", "batch")}
+    space["values"] = SPACE["values"] | {"batch": [256, 512][:batches]}
+    space |= {"tokens": "batch"} if tokens else {}
+    script = ("train.py", "--batch", "{batch}", *SCRIPT[3:])
+    found, _ = searched(tmp_path, space=space, script=script)
+    warned = [warning for warning in found.warnings if "differ in their arithmetic, by up to 2 times" in warning]
+    assert len(warned) == (batches == 2 and not tokens)
 
 
 def test_a_flag_that_makes_no_difference_is_warned_of(tmp_path: Path) -> None:

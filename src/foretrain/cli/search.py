@@ -37,8 +37,8 @@ from foretrain.cli.arguments import (
 )
 from foretrain.cli.parsing import parsed
 from foretrain.cli.progress import searching
-from foretrain.errors import ConfigError, MissingExtra, unknown
-from foretrain.files import STDOUT, write_json
+from foretrain.errors import ConfigError, unknown
+from foretrain.files import NO_ROOM, STDOUT, write_json
 from foretrain.units import SECOND, parse_rate, parse_time
 
 if TYPE_CHECKING:
@@ -165,9 +165,9 @@ def _start(options: SearchOptions, script: Sequence[str]) -> None:
                 exhaustive=options.exhaustive, jobs=options.jobs, backend=options.backend, address=options.address,
                 progress=progress,
             )  # fmt: skip
-    except (ConfigError, MissingExtra):
-        raise  # a retry would fail in the same way
-    except (KeyboardInterrupt, SystemExit, OSError):
+    except (KeyboardInterrupt, SystemExit, OSError, ConfigError) as error:
+        if isinstance(error, ConfigError) and getattr(error.__cause__, "errno", None) not in NO_ROOM:
+            raise  # a retry would fail in the same way
         sys.stderr.write(f"foretrain: what was simulated is kept in {store}; the same command goes on\n")
         raise
     if options.experts_curve and not result.curves:
@@ -211,7 +211,7 @@ def _failures(options: SearchOptions, where: Deployment) -> Failures | None:
     else:
         checkpoint, rate = _seconds(options.checkpoint, "checkpoint", _CHECKPOINT), math.inf
     if checkpoint == 0 and math.isinf(rate):
-        raise ConfigError("checkpoint", options.checkpoint, "cannot be", _CHECKPOINT)
+        raise ConfigError("checkpoint", options.checkpoint, "is not above 0", _CHECKPOINT)
     slow = None if options.stragglers is None else _stragglers(options.stragglers, where.total_gpus)
     times = _mtbf(options.mtbf)
     if "link" in times and not uses_cables(where):
@@ -256,7 +256,7 @@ def _mtbf(text: str) -> dict[str, float]:
             raise ConfigError("mtbf", text, f"says {name} twice", remedy)
         found[name] = _seconds(time, "mtbf")
         if found[name] <= 0:
-            raise ConfigError("mtbf", part, "cannot be", "write e.g. 50000h")
+            raise ConfigError("mtbf", part, "is not above 0", "write e.g. 50000h")
     return found
 
 

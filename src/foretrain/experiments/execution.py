@@ -18,9 +18,9 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import resource_tracker
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast, get_args
 
-from foretrain.errors import ConfigError, MissingExtra
+from foretrain.errors import ConfigError, MissingExtra, unknown
 from foretrain.experiments.evaluation import Evaluated, Scenario, evaluate
 from foretrain.experiments.result_store import ResultStore, ScenarioResult
 from foretrain.parent_death import end_with_parent
@@ -90,9 +90,11 @@ def run(
 
 
 def check_workers(jobs: int | None, backend: Backend, address: str | None) -> None:
-    """Raise ConfigError for a number of workers, or an address, that cannot be."""
+    """Raise ConfigError for a number of workers, a backend or an address that cannot be."""
     if jobs is not None and not (isinstance(jobs, int) and jobs >= 1):
         raise ConfigError("jobs", jobs, "is no number of workers", "write 1 or more")
+    if backend not in get_args(Backend):
+        raise unknown("backend", backend, get_args(Backend))
     if address is not None and backend == "processes":
         raise ConfigError("address", address, "is of no cluster", "add --backend dask or --backend ray")
 

@@ -49,6 +49,7 @@ class SearchResult:
         device: of the cluster's GPUs, as given; None where the cluster says it.
         faults: of links and GPUs, as given.
         factor: of the framework's efficiency, or its name, as given.
+        module: whether the script is the name of a module.
     """
 
     found: SearchFindings
@@ -62,6 +63,7 @@ class SearchResult:
     device: str | None = None
     faults: tuple[str, ...] = ()
     factor: str = "1"
+    module: bool = False
 
     @property
     def best(self) -> Recipe:
@@ -70,8 +72,8 @@ class SearchResult:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """Return the script with the arguments of the best recipe."""
-        return self.best.argv
+        """Return the script, or ``-m`` and the module, with the arguments of the best recipe."""
+        return ("-m", *self.best.argv) if self.module else self.best.argv
 
 
 def step_time(account: Account, recipe: Recipe) -> float:
@@ -87,7 +89,7 @@ def search(
     module: bool = False,
     device: str | None = None,
     factor: str | float = 1.0,
-    faults: Sequence[str] = (),
+    faults: str | Sequence[str] = (),
     experts: str = "balanced",
     experts_curve: bool = False,
     store: str | Path | None = None,
@@ -113,7 +115,7 @@ def search(
         module: the script is a module's name.
         device: the cluster's GPUs, or a file of their measurements.
         factor: of the framework's efficiency, or its name.
-        faults: of links and GPUs; see `foretrain.network.deployment_notation.with_faults`.
+        faults: of links and GPUs, one or several; see `foretrain.network.deployment_notation.with_faults`.
         experts: loads of experts; see `foretrain.live.simulate.simulate`.
         experts_curve: simulate the two best recipes also with other loads, ten more times each.
         store: folder that keeps outcomes, so that an interrupted search goes on; None keeps none.
@@ -141,6 +143,7 @@ def search(
         raise ConfigError("script", script, "is empty", "name a script and its arguments")
     if goal not in get_args(Goal):
         raise unknown("goal", goal, get_args(Goal))
+    faults = (faults,) if isinstance(faults, str) else tuple(faults)
     if launcher := launched(["-m", *words] if module else words):
         raise launcher.refusal("script", "search")
     check_no_interpreter(words[0])
@@ -178,7 +181,7 @@ def search(
     }
     digest = digest_of(words[0], module, {*given, cluster, device or ""} - {""})
     digest += repr(loads.rows) if loads is not None and loads.rows else ""
-    setting = RunSetting(cluster, module, str(factor), device, digest, tuple(faults), experts)
+    setting = RunSetting(cluster, module, str(factor), device, digest, faults, experts)
     deadline = float("inf") if budget is None else time.monotonic() + budget
     with ExitStack() as stack:
         # A worker that is killed in the middle of a simulation leaves its files to this process.
@@ -201,7 +204,7 @@ def search(
         said = f"{wanted} fits {len(own)} recipes; the best of them is compared as yours"
         found = replace(found, warnings=(*found.warnings, said))
     return SearchResult(
-        found, cluster, where.total_gpus, compared, bill, goal, experts, curves, device, tuple(faults), str(factor)
+        found, cluster, where.total_gpus, compared, bill, goal, experts, curves, device, faults, str(factor), module
     )  # fmt: skip
 
 

@@ -223,6 +223,8 @@ class RecipeSpace:
                 raise ConfigError("compare_with", part, "names no value", "write e.g. tp=8,pp=2")
             if name not in known:
                 raise unknown("compare_with", name, known)
+            if name in wanted:
+                raise ConfigError("compare_with", text, f"says {name} twice", "give it once")
             wanted[name] = value
         found = tuple(one for one in self.recipes if _fits(one.names, wanted))
         return found or self._unlisted(text, wanted)

@@ -58,6 +58,8 @@ _MEMORY_MARGIN = 1.05
 """Extended memory over what there is from which on a whole run is not tried; see Note [Extended memory]."""
 _SHOWN = 3
 """Recipes to run whole at least."""
+_SAME_WORK = 1.5
+"""Ratio of the arithmetic of two recipes' steps up to which both may have one batch: recomputation may be in it."""
 _SAME_FAILURE = 6
 """Recipes that must fail in the same words, numbers apart, to look whether those with other values fail as well."""
 _LARGEST_PART = re.compile(r"Of them were allocated \S+ \S+ for ([a-z]+)")
@@ -272,10 +274,10 @@ class Search:
             if kept is not None and kept.status != "invalid":  # what was missing then may be there now
                 self._learn(kept, asked[name])
                 del runs[name]
-        total = self._runs + len(runs)
-        self._progress(what, self._runs, total)
         if not runs:
             return
+        total = self._runs + len(runs)
+        self._progress(what, self._runs, total)
         with self._pool.results(run, self._handed(runs, asked)) as results:
             for outcome in results:
                 self._store.add([outcome])
@@ -421,6 +423,8 @@ class Search:
         untried -= {value for one in failed for value in one.recipe.values.items()}
         if failed and not untried:
             names = f", with every value of {', '.join(self._space.varying)}," if self._space.varying else ""
+            if len(failed) == 1:
+                raise NoRecipe(f"the only recipe fails: {failed[0].reason}")
             raise NoRecipe(f"{len(failed)} recipes{names} fail in the same words: {failed[0].reason}")
 
     def _found(self) -> SearchFindings:
@@ -434,7 +438,7 @@ class Search:
             max(self._errors, default=0.0),
             self._runs,
             self._cpu,
-            (*self._ignored(), *self._saving(), *self._hasty(ranked[0])),
+            (*self._ignored(), *self._saving(), *self._hasty(ranked[0]), *self._unlike_work()),
             not self._late,
             self._objective,
         )
@@ -465,6 +469,16 @@ class Search:
         """Yield a warning if the times of steps contain checkpoints."""
         if any(one.outcome is not None and one.outcome.saves_always for one in self.candidates):
             yield "steps contain a checkpoint in every step that counts: let the script save later, or set more steps"
+
+    def _unlike_work(self) -> Iterator[str]:
+        """Yield a warning if steps differ in their arithmetic, and the space does not say how many tokens they have."""
+        known = [one.account.flops for one in self.candidates if one.account and one.recipe.tokens is None]
+        least, most = min(known, default=0.0), max(known, default=0.0)
+        if most > _SAME_WORK * least > 0:
+            yield (
+                f"steps differ in their arithmetic, by up to {most / least:.2g} times: if they have different batches, "
+                "say how many tokens a step has (tokens in the space), so that recipes are compared by the token"
+            )
 
     def _ignored(self) -> Iterator[str]:
         """Yield a warning for each name of which values make no difference at all, as far as they were simulated."""

@@ -101,11 +101,10 @@ def search_lines(result: SearchResult) -> Iterator[str]:
             yield f"yours, {own.recipe}: {_OUT.get(own.status, own.status)}{why}"
         else:
             value, error = objective_ratio(result, own)
-            why = _loses_by(result, own) or ("as good" if own is found.winner or own in tied else "")
-            yield (
-                f"yours, {own.recipe}: {value:.3f} ± {error:.3f} times the winner's {_GOALS[result.goal]}"
-                f"{f' ({why})' if why else ''}"
-            )
+            why = _loses_by(result, own) or ("as good" if own in tied else "")
+            ratio_text = f"{value:.3f} ± {error:.3f} times the winner's {_GOALS[result.goal]}"
+            told = "is the winner" if own is found.winner else f"{ratio_text}{f' ({why})' if why else ''}"
+            yield f"yours, {own.recipe}: {told}"
 
 
 def where(result: SearchResult) -> str:
@@ -158,10 +157,13 @@ def _imbalance_cost(curve: ExpertCurve) -> str:
 
 
 def indistinguishable(result: SearchResult) -> list[RecipeState]:
-    """Return the recipes whose comparison with the winner holds 1: extended forecasts with their error, too."""
+    """Return the recipes whose comparison with the winner holds 1, the best first.
+
+    Extended forecasts have their error, too.
+    """
     winner, found = result.found.winner, []
-    for candidate in result.found.candidates:
-        if candidate is winner or candidate.account is None or candidate.status not in ("whole", "estimated"):
+    for candidate in listed(result):
+        if candidate is winner:
             continue
         value, error = objective_ratio(result, candidate)
         error += result.found.error * value if candidate.status == "estimated" else 0.0
@@ -403,7 +405,7 @@ def page(result: SearchResult, path: Path, command: str = "") -> None:
     text = document(
         "recipes.html",
         figures,
-        title=f"{Path(result.command[0]).name} on {where(result)}",
+        title=f"{Path(result.best.argv[0]).name} on {where(result)}",
         ratio=ratio_column(result),
         good=True,
         verdict=f"{result.best} is the best recipe{by}{', but not for sure' * (others > 0)}: {winner['step']} a step "
