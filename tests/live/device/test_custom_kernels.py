@@ -267,6 +267,8 @@ def test_libraries_that_are_not_installed_have_stand_ins() -> None:
         return begin.elapsed_time(end), made
 
     assert importlib.metadata.version("flash-attn") == "2.8.3"
+    with pytest.raises(ImportError, match=r"stand_ins/transformer_engine\.py"):
+        from transformer_engine.pytorch import UnheardOf  # noqa: F401
     half = {"device": "cuda", "dtype": torch.bfloat16}
     q, k = (torch.randn(2, 4096, heads, 128, **half, requires_grad=True) for heads in (32, 8))
     flash, out = took(lambda: flash_attn_func(q, k, k, causal=True))

@@ -92,6 +92,7 @@ def submodule(name: str, *named: Any, **content: Any) -> ModuleType:
     if module is None:
         module = sys.modules[name] = ModuleType(name)
         module.__spec__, module.__path__ = ModuleSpec(name, None, is_package=True), []
+        module.__file__ = str(Path(__file__).with_name(f"{name.partition('.')[0]}.py"))  # for errors of imports
         package, _, last = name.rpartition(".")
         setattr(sys.modules.get(package) or submodule(package), last, module)
     vars(module).update({one.__name__: one for one in named}, **content)
