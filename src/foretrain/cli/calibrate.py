@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     import torch
 
     from foretrain.device.calibration import Calibration
-    from foretrain.device.calls import OperatorCall
 
 
 def calibrate(
@@ -51,7 +49,7 @@ def calibrate(
         processes: processes that compute at once while the CPU is measured, as the ranks of one machine do.
     """
     from foretrain.device import calibration, calls
-    from foretrain.operator_benchmark.calibrating import calibrated, check_mergeable, product
+    from foretrain.operator_benchmark.calibrating import calibrated, check_mergeable, is_described, product
 
     out = out or merge or Path("calibration.json")
     check_writable(out=out, json=json)
@@ -64,7 +62,10 @@ def calibrate(
     asked = calls.load(operators) if operators else None
     before = calibration.load(merge) if merge else None
     check_mergeable(before, place, processes)
-    write_status(_announcement(product(place), out, asked, quick=quick, replaced=out != merge and out.exists()))
+    what = "operators" if asked is None else f"{len(asked)} operator{'s' * (len(asked) > 1)}"
+    if asked is not None and not is_described(place, before):
+        what += " and those that describe the device,"
+    write_status(_announcement(what, product(place), out, quick=quick, replaced=out != merge and out.exists()))
     with stages() as report:
         found = calibrated(place, asked, before, quick=quick, processes=processes, file=operators, told=report)
     calibration.dump(found.calibration, out)
@@ -74,9 +75,8 @@ def calibrate(
     sys.stderr.write(f"wrote {out}\n")
 
 
-def _announcement(device: str, out: Path, asked: Sequence[OperatorCall] | None, *, quick: bool, replaced: bool) -> str:
+def _announcement(what: str, device: str, out: Path, *, quick: bool, replaced: bool) -> str:
     """Return what is measured, what is written, and about how long it takes."""
-    what = "operators" if asked is None else f"{len(asked)} operator{'s' * (len(asked) > 1)}"
     there = f", which is replaced (--merge {out} would add to it)" if replaced else ""
     return f"measuring {what} of {device} for {out}{there}; takes some {'seconds' if quick else 'minutes'}"
 

@@ -138,6 +138,11 @@ def check_mergeable(before: Calibration | None, device: torch.device, processes:
         merged([Calibration(product(device), stack(device, processes)), before])
 
 
+def is_described(device: torch.device, before: Calibration | None) -> bool:
+    """Return whether a preset or ``before`` says what the device is."""
+    return bool(preset_of_product(product(device)) or (before and before.description))
+
+
 def calibrated(
     device: torch.device,
     calls: Sequence[OperatorCall] | None,
@@ -170,10 +175,9 @@ def calibrated(
     if calls is not None and device.type == "cpu":  # It has no memory of its own to copy to.
         calls = [call for call in calls if not call.operator.startswith("Memcpy")]
     session = MeasuringSession(device, _QUICK_ROUNDS if quick else _ROUNDS, _budget(device), shared=processes > cores())
-    known = preset_of_product(product(device)) or (before and before.description)
     with others(processes - 1, file):
         found = CalibrationResult(Calibration(product(device), stack(device, processes)), ())
-        if calls is None or known is None:
+        if calls is None or not is_described(device, before):
             found = _grid(session, processes, quick or calls is not None, told)
         if calls is not None:
             measured, failed = _reporting(session, "operators", told).calls(calls)
