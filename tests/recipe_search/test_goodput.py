@@ -253,7 +253,7 @@ def test_no_checkpoint_begins_before_the_one_before_is_written() -> None:
     during = bill.failures.during(BEHIND)
     assert (during.checkpoint, during.written) == (0.5, 1000.0)
     assert bill.checkpointed(during) == 1000
-    assert "a checkpoint takes 0.5 s and 1000.0 s in the background (3.7 GiB" in "".join(bill.lines(BEHIND, 1e6))
+    assert "a checkpoint takes 0.5 s and 16.7 min in the background (3.73 GiB" in "".join(bill.lines(BEHIND, 1e6))
 
 
 def test_a_listed_price_says_its_day_and_source() -> None:
@@ -304,13 +304,15 @@ def test_a_checkpoint_takes_as_long_as_a_gpu_writes_its_part() -> None:
     assert written.during(ACCOUNT) == Failures(HOUR, 2.0, 300.0)
     bill = bill_of("H100", 8, 3.6, written)
     assert bill.useful(ACCOUNT) == bill_of("H100", 8, 3.6, Failures(HOUR, 2.0, 300.0)).useful(ACCOUNT)
-    assert "a checkpoint takes 2.0 s (3.7 GiB a GPU, parameters and optimizer)" in "".join(bill.lines(ACCOUNT, 1e6))
+    assert "a checkpoint takes 2 s (3.73 GiB a GPU, parameters and optimizer)" in "".join(bill.lines(ACCOUNT, 1e6))
+    small = msgspec.structs.replace(ACCOUNT, state=ACCOUNT.state / 1000)
+    assert "a checkpoint takes 0.002 s (0.00373 GiB a GPU" in "".join(bill.lines(small, 1e6))
 
 
 def test_a_checkpoint_that_the_script_saves_counts_instead_of_the_optimizers_state() -> None:
     bill = bill_of("H100", 8, 3.6, Failures(HOUR, 0.0, 300.0, rate=2e9))
     saved = msgspec.structs.replace(ACCOUNT, saved=2e9)
-    assert "a checkpoint takes 1.0 s (1.9 GiB a GPU, as the script saves)" in "".join(bill.lines(saved, 1e6))
+    assert "a checkpoint takes 1 s (1.86 GiB a GPU, as the script saves)" in "".join(bill.lines(saved, 1e6))
 
 
 @pytest.mark.parametrize(

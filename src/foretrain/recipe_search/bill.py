@@ -486,10 +486,10 @@ class Bill:
         yield f"goodput {goodput(failures, every):.2%}: {fails}, {saves}"
         kind = "as the script saves" if account.saved else "parameters and optimizer"
         best = f"{_duration(best_interval(failures))} by Daly's formula, {_duration(young(failures))} by Young's"
-        takes = f"{failures.checkpoint:.1f} s"
-        takes += f" and {failures.written:.1f} s in the background" if failures.written else ""
+        takes = _duration(failures.checkpoint)
+        takes += f" and {_duration(failures.written)} in the background" if failures.written else ""
         yield (
-            f"a checkpoint takes {takes} ({account.checkpoint / 2**30:.1f} GiB a GPU, {kind})"
+            f"a checkpoint takes {takes} ({account.checkpoint / 2**30:.3g} GiB a GPU, {kind})"
             f"{'' if math.isinf(failures.mtbf) else f'; the best interval is {best}'}"
         )
         if failures.repair:
