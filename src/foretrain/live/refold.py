@@ -125,6 +125,7 @@ class Refold:
                         self._settings,
                         store=str(Path(folder, "store")),
                         folded=folded,
+                        live=len(folding.live),
                         movable=len(folding.live) == 1 and self._named is None,
                         routers_before=self._routers_before,
                     )

@@ -50,7 +50,7 @@ def test_imports_are_read_from_a_script_and_from_files_beside_it_that_it_imports
     )
 
 
-@pytest.mark.parametrize("text", ["import torch.no_such_module, torch.utils.dlpack", "\0", "import ("])
+@pytest.mark.parametrize("text", ["import torch.no_such_module, torch.utils.bottleneck", "\0", "import ("])
 def test_an_import_that_fails_is_left_to_the_script(text: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(text)
     for name in ("train.py", "absent.py"):
@@ -118,10 +118,10 @@ def test_a_module_is_read_with_its_package_and_not_run(installed: Path, tmp_path
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack/__init__.py").write_text("from pack import config\nraise SystemExit\n")
     (tmp_path / "pack/config.py").write_text("import lib_near\n")
-    (tmp_path / "pack/train.py").write_text("from .config import x\nimport torch.utils.dlpack\n")
+    (tmp_path / "pack/train.py").write_text("from .config import x\nimport torch.utils.bottleneck\n")
     monkeypatch.syspath_prepend(tmp_path)
     found = libraries_of(_settings("pack.train", module=True))
-    assert {*found} == {Imported("lib_near"), Imported("torch.utils.dlpack")}
+    assert {*found} == {Imported("lib_near"), Imported("torch.utils.bottleneck")}
     assert not libraries_of(_settings("no_such_package.train", module=True))
 
 
@@ -174,6 +174,22 @@ def test_a_library_is_imported_once_for_all_simulations_where_that_is_safe(
     assert shared[0] == shared[1]
     if imports == 1:
         assert shared[0] == step(None)
+
+
+@pytest.mark.parametrize(
+    ("library", "imports"),
+    [(LIBRARY, 1), (LIBRARY + "os.environ.get('LOCAL_RANK')", 4)],
+    ids=["simple", "asks for its rank"],
+)
+def test_a_library_is_imported_once_for_all_ranks_where_that_is_safe(
+    library: str, imports: int, installed: Path, tmp_path: Path
+) -> None:
+    _require_device()
+    _write(installed, lib_counted=library)
+    _write(tmp_path, train=SCRIPT)
+    where = equipped("dgx-h100:1,ranks=0-2", None)[0].simulated(Fidelity("fluid"))
+    simulate([str(tmp_path / "train.py")], where, steps=3, live="all")
+    assert len((installed / "imports").read_text()) == imports
 
 
 def test_a_file_beside_the_script_hides_a_library_that_another_library_imports(installed: Path, tmp_path: Path) -> None:

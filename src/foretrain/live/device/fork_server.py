@@ -1,7 +1,8 @@
 """Fork server of all simulated ranks: PyTorch imported and the device activated once.
 
 Modules of PyTorch that the script will import are imported before the fork, so that ranks share them: FSDP and
-pipelining take half a second each (`foretrain.live.device.preload`).
+pipelining take half a second each. So are installed libraries where several ranks will import them
+(`foretrain.live.device.preload`).
 
 # Note [Protocol of the fork server]
 ``python -m foretrain.live.device.fork_server FD`` serves the process that started it over the socket FD, in lines of
@@ -32,7 +33,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from types import ModuleType
 from typing import Any
@@ -68,7 +69,11 @@ def main(descriptor: int, activated: ModuleType | None = None) -> None:
             _send(control, failed=str(error))
             return
         _send(control, ready=True)
-        _RankForker(control, device, settings).serve()
+        forker = _RankForker(control, device, settings)
+        # One rank alone would gain nothing.
+        alone = activated is not None or settings.live == 1
+        if alone or not _serve_with_libraries(device, settings, lambda _: forker.serve()):
+            forker.serve()
     _end_group(settings)
 
 
@@ -120,38 +125,49 @@ def _fork_template(
 def _serve_template(control: socket.socket, settings: RankSettings) -> None:
     """Serve with the script's libraries imported, where processes forked then may share them; else without."""
     _deepen_stack()
-    device, libraries = None, ()
+    device = None
     with suppress(Exception):  # the fork server meets it again, and tells
         loaded = native_build.load()
         _activate(loaded, settings)
         device = loaded
-        preload.preload_compiler(settings)
-        libraries = preload.libraries_of(settings)
-    if device is not None and libraries:
-        prepared = time.process_time()
-        heard, told = os.pipe()
-        if os.fork() == 0:
-            _die_with_parent(signal.SIGKILL)
-            os.close(heard)
-            if preload.import_libraries(libraries, settings, lambda: (device.counts(), device.memory_needed(0))):
-                os.write(told, b"+")
-                os.close(told)
-                _serve_forks(control, device, prepared)
-            os._exit(0)
-        os.close(told)
-        serves = os.read(heard, 1)
-        os.close(heard)
-        if serves:
-            with suppress(ChildProcessError):  # the system reaps it
-                os.waitpid(-1, 0)
+        if _serve_with_libraries(loaded, settings, lambda prepared: _serve_forks(control, loaded, prepared)):
             return
     _serve_forks(control, device)
 
 
+def _serve_with_libraries(device: ModuleType, settings: RankSettings, serve: Callable[[float], None]) -> bool:
+    """Import the script's libraries in a process of its own, and serve there; return when it has ended.
+
+    Return False if ranks may not be forked from such a process: see Note [Shared libraries] in
+    `foretrain.live.device.preload`. ``serve`` is given the CPU seconds that its parent has computed.
+    """
+    preload.preload_compiler(settings)
+    libraries = preload.libraries_of(settings)
+    if not libraries:
+        return False
+    prepared = time.process_time()
+    heard, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _die_with_parent(signal.SIGKILL)
+        os.close(heard)
+        if preload.import_libraries(libraries, settings, lambda: (device.counts(), device.memory_needed(0))):
+            os.write(told, b"+")
+            os.close(told)
+            gc.collect()
+            gc.freeze()  # else the first collection in a rank would touch, and so copy, every object
+            serve(prepared)
+        os._exit(0)
+    os.close(told)
+    serves = os.read(heard, 1)
+    os.close(heard)
+    with suppress(ChildProcessError):  # the system reaps it
+        os.waitpid(pid, 0)
+    return bool(serves)
+
+
 def _serve_forks(control: socket.socket, device: ModuleType | None, prepared: float = 0.0) -> None:
     """Fork a fork server for each message; ``prepared`` are the seconds that this process's parent has computed."""
-    gc.collect()
-    gc.freeze()
     computed = -prepared
     while True:
         told, descriptors = _receive(control)

@@ -1,11 +1,11 @@
 """Imports that ranks and simulations share: modules of PyTorch, and libraries that a script imports, before the fork.
 
 # Note [Shared libraries]
-Simulations that differ in their arguments alone import the same. What a script imports of its own, it imports itself:
-it may look at its arguments and its rank. What it imports of installed libraries is the same in all, and may take
-seconds. Imported are those that its sources name at their top level, outside of conditions, and its own modules' that
-it imports in this way. Its own is what lies beside it, in its package, or anywhere but where packages are installed,
-which have their metadata beside them.
+Ranks of a simulation, and simulations that differ in their arguments alone, import the same. What a script imports of
+its own, it imports itself: it may look at its arguments and its rank. What it imports of installed libraries is the
+same in all, and may take seconds. Imported are those that its sources name at their top level, outside of conditions,
+and its own modules' that it imports in this way. Its own is what lies beside it, in its package, or anywhere but where
+packages are installed, which have their metadata beside them.
 
 A library may do when it is imported what must happen in each rank. So they are imported in a process of their own, and
 that is used only if none has asked for the rank, started a thread of Python's, which a fork would lose, used the GPU,
@@ -126,9 +126,9 @@ class _Source:
 
 
 def libraries_of(settings: RankSettings) -> tuple[Imported, ...]:
-    """Return what the script and its own modules import of installed libraries as soon as they are imported."""
+    """Return what the script and its own modules import at once of installed libraries, but for what is imported."""
     found = dict.fromkeys(each for source in _own_sources(settings) for each in _top_imports(source))
-    return tuple(each for each in found if _is_library(each.module))
+    return tuple(each for each in found if not _is_imported(each) and _is_library(each.module))
 
 
 @cache
@@ -207,6 +207,11 @@ def _file_of(name: str, places: Iterable[str]) -> Path | None:
         if spec.submodule_search_locations is not None:
             where = [*spec.submodule_search_locations]
     return Path(origin) if origin is not None and origin.endswith(".py") else None
+
+
+def _is_imported(wanted: Imported) -> bool:
+    module = sys.modules.get(wanted.module)
+    return module is not None and all(hasattr(module, name) for name in wanted.names)
 
 
 def _is_library(module: str) -> bool:

@@ -126,6 +126,7 @@ class RankSettings:
         gpus: GPUs, and so ranks, of one server.
         store: the file in which ranks meet; see Note [Stores] in `foretrain.live.device.process_groups`.
         folded: whether some ranks of the job are only represented by others.
+        live: how many ranks are processes; the others are represented by these.
         movable: whether another rank can stand for all in place of this one, the only live one.
         steps: of the optimizer after which the script is ended; None lets it run to its own end.
         launch: ps the host spends on launching a kernel.
@@ -151,6 +152,7 @@ class RankSettings:
     store: str
     module: bool = False
     folded: bool = False
+    live: int = 1
     movable: bool = False
     steps: int | None = None
     launch: Time = LAUNCH
@@ -187,6 +189,7 @@ class RankSettings:
             self,
             script=self.script[:1],
             store="",
+            live=1,
             movable=False,
             steps=None,
             operators=None,
