@@ -41,7 +41,7 @@ CLUSTER = "dgx-h100:1,ranks=0-1"
         ("exit early", 1, ["rank 0 waits in all_reduce #3", "for rank 1, which has ended", "rank 0 stood at"]),
         ("exits", 3, ["rank 1 left with exit status 3 at", "fault.py:", "sys.exit(3)"]),
         ("fewer steps", 1, ["all ranks have ended", "rank 0 waits in all_reduce #3", "for rank 1, which has ended"]),
-        ("killed", 137, ["rank 1 was killed by SIGKILL", "rank 0 waits in all_reduce #3"]),
+        ("killed", 137, ["rank 1 was killed by SIGKILL", "rank 0 waits in all_reduce #3", "memory ran out"]),
         ("leaves at once", 1, ["rank 1 ended with exit status 0 (os._exit?)", "rank 0 waits in all_reduce #3"]),
         (
             "polls",

@@ -274,6 +274,12 @@ def after_restarts(failed: ScriptFailed, before: int) -> ScriptFailed:
     )
 
 
+_NO_HOST_MEMORY = (
+    "\nif nobody killed it, this machine's memory ran out, where all that a script builds on the CPU is real; build the"
+    ' model on the GPU, in a block `with torch.device("cuda"):`'
+)
+
+
 def cause_of(error: ForetrainError, ranks: Ranks, trace: SimulationTrace) -> ForetrainError:
     """Return the cause of ``error``: the exit of a rank that others only noticed."""
     if isinstance(error, StallError):
@@ -281,7 +287,8 @@ def cause_of(error: ForetrainError, ranks: Ranks, trace: SimulationTrace) -> For
     if isinstance(error, RankLost) and (status := ranks.status(error.rank)) is not None:
         how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
         how += " (os._exit?)" if status >= 0 else ""
-        return ScriptFailed(128 - status if status < 0 else status or 1, f"rank {error.rank} {how}: {error}")
+        hint = _NO_HOST_MEMORY if status == -signal.SIGKILL else ""
+        return ScriptFailed(128 - status if status < 0 else status or 1, f"rank {error.rank} {how}: {error}{hint}")
     return error
 
 
