@@ -129,11 +129,14 @@ def main() -> None:
     tp, pp = mesh["tp"].get_group(), mesh["pp"].get_group()
     split = Split(tp, args.sequence_parallel, args.overlap_tensor, args.float8, args.pieces, args.reproducible)
     stages = build(args, mesh, split, device)
-    parameters = list(dict.fromkeys(p for stage in stages for p in stage.parameters()))
+    of_stages = [list(stage.parameters()) for stage in stages]
+    parameters = list(dict.fromkeys(p for each in of_stages for p in each))
     tied = {stage.words.weight: 2 for stage in stages if stage.first and stage.last and stage.shape.tied}
     scatter, overlap = args.distributed_optimizer, args.overlap_data
     kind = DTYPES[args.gradients or args.dtype]
-    gradients = Gradients(parameters, tied, kind, replicas, micro_batches, scatter=scatter, overlap=overlap)
+    gradients = Gradients(
+        of_stages, tied, kind, replicas, micro_batches, scatter=scatter, overlap=overlap, first=pp.rank() == 0
+    )
     shared = (tp, pp, replicas) if scatter else (tp, pp)
     mine = counted(parameters, tp.rank())
     if stages[-1].last and not stages[-1].first and stages[-1].shape.tied:

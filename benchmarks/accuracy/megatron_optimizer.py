@@ -7,15 +7,21 @@ Rajbhandari et al., SC'20) each data-parallel rank updates a part of the paramet
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-BUCKET = 40_000_000
-"""Parameters that are reduced together at least while the backward pass runs (Megatron's ``--ddp-bucket-size``)."""
+
+def bucket_size(ranks: int) -> int:
+    """How many parameters at least are reduced together while the backward pass runs, over so many data-parallel ranks.
+
+    Megatron-Core's, of all its versions since 0.5, where no ``--ddp-bucket-size`` is given: over many ranks buckets are
+    larger, so that what each sends to the next takes longer than a message's latency.
+    """
+    return max(40_000_000, 1_000_000 * ranks)
 
 
 class Bucket:
@@ -77,15 +83,20 @@ class Bucket:
 class Gradients:
     """Collects what arrives in the backward passes of a step, and reduces it.
 
+    As in Megatron-Core, only what comes last in a step is reduced in buckets, as only that delays it: the first stage
+    of the first rank of a pipeline. Each other stage is one bucket.
+
     Args:
-        parameters: in the order of the forward pass; gradients arrive in about the opposite.
+        stages: parameters of each of this rank's stages, in the order of the forward pass; gradients arrive in about
+            the opposite.
         uses: how often a parameter's gradient arrives in one micro-batch, where not once.
         overlap: whether to reduce each bucket as soon as its last gradient is there.
+        first: whether this is the first rank of its pipeline.
     """
 
     def __init__(
         self,
-        parameters: Iterable[nn.Parameter],
+        stages: Sequence[Sequence[nn.Parameter]],
         uses: dict[nn.Parameter, int],
         dtype: torch.dtype,
         group: ProcessGroup,
@@ -93,17 +104,20 @@ class Gradients:
         *,
         scatter: bool,
         overlap: bool,
+        first: bool,
     ) -> None:
         self.scatter, self.overlap, self.micro_batches = scatter, overlap, micro_batches
         self.buckets: list[Bucket] = []
-        held: list[nn.Parameter] = []
-        for p in reversed(list(parameters)):
-            held.append(p)
-            if overlap and sum(q.numel() for q in held) >= BUCKET:
+        for number, parameters in reversed(list(enumerate(stages))):
+            least = bucket_size(group.size()) if overlap and first and number == 0 else math.inf
+            held: list[nn.Parameter] = []
+            for p in reversed(parameters):
+                held.append(p)
+                if sum(q.numel() for q in held) >= least:
+                    self.buckets.append(Bucket(held, dtype, group))
+                    held = []
+            if held:
                 self.buckets.append(Bucket(held, dtype, group))
-                held = []
-        if held:
-            self.buckets.append(Bucket(held, dtype, group))
         self._expected = [sum(uses.get(p, 1) for p in bucket.parameters) * micro_batches for bucket in self.buckets]
         self._missing = list(self._expected)
         for number, bucket in enumerate(self.buckets):

@@ -132,6 +132,9 @@ RATES = {
     "NVLink(150GB/s in cfg) + 800Gb/s per node": "@100Gbps",
 }
 """Of each of 8 cables of a server, where it is not that of the preset."""
+ADAPTIVE = ("DGX H100 ref arch: NVLink4 + 8x NDR 400Gb/s IB", "DGX reference", "NVLink3 + 8x HDR 200Gb/s")
+"""InfiniBand as in NVIDIA's reference architecture (DGX SuperPOD), whose switches route adaptively. Elsewhere flows are
+hashed to their ways (ECMP), as Ethernet does."""
 UNPUBLISHED_NETWORK = ("not stated", "not stated (Meta cluster)", "not stated (H100 cluster)")
 
 
@@ -338,7 +341,8 @@ FAMILIES: Mapping[str, Callable[[Record], Run]] = {
 def _cluster(row: Record) -> str:
     gpu = GPUS[row["gpu"]]
     server = next(name for start, name in SERVERS.items() if gpu.startswith(start))
-    return f"{server}:{-(-int(row['n_gpus']) // 8)}{RATES.get(row['interconnect'], '')}"
+    routing = ",routing=adaptive" if row["interconnect"] in ADAPTIVE else ""
+    return f"{server}:{-(-int(row['n_gpus']) // 8)}{RATES.get(row['interconnect'], '')}{routing}"
 
 
 def _argv(options: Mapping[str, object]) -> tuple[str, ...]:
