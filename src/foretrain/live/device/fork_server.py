@@ -33,6 +33,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from types import ModuleType
@@ -70,9 +71,9 @@ def main(descriptor: int, activated: ModuleType | None = None) -> None:
             return
         _send(control, ready=True)
         forker = _RankForker(control, device, settings)
-        # One rank alone would gain nothing.
-        alone = activated is not None or settings.live == 1
-        if alone or not _serve_with_libraries(device, settings, lambda _: forker.serve()):
+        # A template has imported them already, and one rank alone would gain nothing.
+        without = activated is not None or settings.live == 1
+        if without or not _serve_with_libraries(device, settings, lambda _: forker.serve()):
             forker.serve()
     _end_group(settings)
 
@@ -149,15 +150,19 @@ def _serve_with_libraries(device: ModuleType, settings: RankSettings, serve: Cal
     heard, told = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _die_with_parent(signal.SIGKILL)
-        os.close(heard)
-        if preload.import_libraries(libraries, settings, lambda: (device.counts(), device.memory_needed(0))):
-            os.write(told, b"+")
-            os.close(told)
-            gc.collect()
-            gc.freeze()  # else the first collection in a rank would touch, and so copy, every object
-            serve(prepared)
-        os._exit(0)
+        try:
+            _die_with_parent(signal.SIGKILL)
+            os.close(heard)
+            if preload.import_libraries(libraries, settings, lambda: (device.counts(), device.memory_needed(0))):
+                os.write(told, b"+")
+                os.close(told)
+                gc.collect()
+                gc.freeze()  # else the first collection in a rank would touch, and so copy, every object
+                serve(prepared)
+        except Exception:
+            traceback.print_exc()
+        finally:
+            os._exit(0)  # also where a library ends the process
     os.close(told)
     serves = os.read(heard, 1)
     os.close(heard)

@@ -70,9 +70,8 @@ def run(settings: RankSettings, rank: int) -> tuple[int, BaseException | None]:
     except BaseException as error:
         if settings.folded:
             explain_store_timeout(error)
-        _print_failure(
-            error, settings, f"rank {rank}" if os.getpid() == owner else f"a process that rank {rank} forked"
-        )
+        where = f"rank {rank}" if os.getpid() == owner else f"a process that rank {rank} forked"
+        _print_failure(error, settings, where)
         status, failure = 1, error
     _end(threads)
     if os.getpid() != owner:
