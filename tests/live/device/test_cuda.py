@@ -1,5 +1,6 @@
 """``torch.cuda`` beyond tensors: settings, memory, storages and CUDA graphs."""
 
+import itertools
 import os
 import sys
 import time
@@ -256,6 +257,50 @@ def test_steps_in_a_graph_are_made_when_it_is_replayed() -> None:
     assert len(rank["steps"]) == 3 + 7
     assert 0 < rank["steps"][-1] < 0.9 * rank["steps"][1]  # one launch, where there were dozens
     assert rank["flops"] > 0
+
+
+def test_what_is_computed_again_counts_once() -> None:
+    def script():
+        from torch.utils.checkpoint import checkpoint
+
+        class Product(torch.autograd.Function):  # its forward pass is computed with gradients disabled
+            @staticmethod
+            def forward(ctx, x, weight):
+                ctx.save_for_backward(x, weight)
+                return x @ weight
+
+            @staticmethod
+            def backward(ctx, gradient):
+                x, weight = ctx.saved_tensors
+                return gradient @ weight.T, x.T @ gradient
+
+        product = {"matmul": torch.matmul, "function": Product.apply}[sys.argv[1]]
+        weights = [nn.Parameter(torch.ones(256, 256, device="cuda")) for _ in range(3)]
+        optimizer = torch.optim.SGD(weights, lr=0.1)
+
+        def model(x):
+            for weight in weights:
+                x = product(x, weight)
+            return x
+
+        call = {
+            "once": model,
+            "again": lambda x: checkpoint(model, x, use_reentrant=False),
+            "reentrant": lambda x: checkpoint(model, x, use_reentrant=True),
+            "compiled": torch.compile(lambda x: checkpoint(model, x, use_reentrant=False)),
+            "compiled within": lambda x: checkpoint(torch.compile(model), x, use_reentrant=False),
+        }[sys.argv[2]]
+        for _ in range(3):
+            x = torch.ones(64, 256, device="cuda", requires_grad=True)
+            call(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    ways = "once", "again", "reentrant", "compiled", "compiled within"
+    for product, way in itertools.product(("matmul", "function"), ways):
+        found = simulate("H100", script, product, way).numbers
+        flops = found["flops_per_gpu"] * found["iteration_time"]
+        assert flops == pytest.approx(3 * 3 * 2 * 64 * 256 * 256), (product, way)
 
 
 @on_gpus(cluster="H100", says="an optimizer makes several steps is")

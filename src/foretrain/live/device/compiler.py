@@ -103,9 +103,13 @@ def _backend(device: ModuleType, replayed: bool) -> Any:
             fuse(graph, device)
             return make_boxed_func(_run(graph, device, replayed))
 
+        def compiled_backward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
+            mark_recomputed(graph, device)
+            return compiled(graph, inputs)
+
         _backends[replayed] = aot_autograd(
             fw_compiler=compiled,
-            bw_compiler=compiled,
+            bw_compiler=compiled_backward,
             partition_fn=min_cut_rematerialization_partition,
             # TorchInductor's own: what is kept for the backward pass and what is fused depends on them.
             decompositions=select_decomp_table(),
@@ -163,6 +167,43 @@ class Kernel:
         """Launch the kernel, where no region is open."""
         duration, provenance = _charge[0](self._moved)
         self._device.launch_fused(f"triton_{self.__name__}", duration, provenance)
+
+
+class Recomputed:
+    """An operator of a forward pass that a backward pass repeats."""
+
+    def __init__(self, device: ModuleType, operator: Callable[..., Any]) -> None:
+        self._device, self._operator = device, operator
+        self.__name__ = self.__qualname__ = f"recomputed_{getattr(operator, '__name__', 'operator').replace('.', '_')}"
+        self.__module__ = __name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the operator; what it launches counts as computed again."""
+        self._device.set_recomputing(True)
+        try:
+            return self._operator(*args, **kwargs)
+        finally:
+            self._device.set_recomputing(False)
+
+
+def mark_recomputed(graph: fx.GraphModule, device: ModuleType) -> int:
+    """Mark operators of the forward pass that ``graph`` of a backward pass repeats; return how many.
+
+    They are those that need no gradient of an output, which AOTAutograd calls tangents. Fusible operators stay as they
+    are: their arithmetic does not count.
+    """
+    operators = torch._ops.OpOverload, torch._ops.HigherOrderOperator
+    gradients: set[fx.Node] = set()
+    again = []
+    for node in graph.graph.nodes:
+        given = node.op == "placeholder" and "tangents" in str(node.target)
+        if given or not gradients.isdisjoint(node.all_input_nodes):
+            gradients.add(node)
+        elif isinstance(node.target, operators) and not (_fusible(node) or is_free(node)):
+            again.append(node)
+    for node in again:
+        node.target = Recomputed(device, node.target)
+    return len(again)
 
 
 def runs_of(graph: fx.Graph) -> list[list[fx.Node]]:

@@ -35,6 +35,7 @@ constexpr std::int64_t MOST_REAL = 8192;  // elements of all inputs up to which 
 Price price;
 std::function<void(const std::string&)> on_unreal_read;
 thread_local int fused = 0;
+thread_local bool computed_again = false;
 int capability = 90;
 std::atomic<std::int64_t> priced{0}, computed{0};
 
@@ -662,6 +663,15 @@ std::vector<std::string>& names() {
   static auto* all = new std::vector<std::string>;
   return *all;
 }
+
+// Whether a forward pass runs within a backward pass: a compiled graph says so, autograd records it, or autograd calls
+// forward of a Function written in Python, with both of its modes disabled. In backward of such a Function, only the mode
+// of gradients is.
+bool recomputing() {
+  const auto& state = c10::AutogradState::get_tls_state();
+  bool again = state.get_grad_mode() || !state.get_fw_grad_mode();
+  return computed_again || (again && torch::autograd::get_current_graph_task_id() != -1);
+}
 }  // namespace
 
 std::int32_t number_of(const std::string& name) {
@@ -680,8 +690,7 @@ const std::vector<std::string>& kernel_names() { return names(); }
 void launch(const Cost& cost) {
   if (Shapes::at_work() || fused) return;
   log().check_owner();
-  bool recomputing = at::GradMode::is_enabled() && torch::autograd::get_current_graph_task_id() != -1;
-  log().kernel(current_key(current_device()), cost, recomputing);
+  log().kernel(current_key(current_device()), cost, recomputing());
 }
 
 void begin_fused() { ++fused; }
@@ -693,6 +702,7 @@ void abandon_fused() {
   charge_survivors();
 }
 bool in_fused_region() { return fused > 0; }
+void set_recomputing(bool again) { computed_again = again; }
 
 void set_on_unreal_read(std::function<void(const std::string&)> call) { on_unreal_read = std::move(call); }
 void unreal_read(const std::string& what) {

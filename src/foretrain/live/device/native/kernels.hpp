@@ -40,6 +40,9 @@ void end_fused();
 void abandon_fused();
 bool in_fused_region();
 
+// Whether what this thread launches next was computed before: what a compiled graph's backward pass repeats.
+void set_recomputing(bool again);
+
 // Called when the host reads a value that is not real; may throw.
 void set_on_unreal_read(std::function<void(const std::string& what)> call);
 void unreal_read(const std::string& what);

@@ -306,6 +306,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("begin_fused", &begin_fused);
   m.def("end_fused", &end_fused);
   m.def("abandon_fused", &abandon_fused);
+  m.def("set_recomputing", &set_recomputing);
   m.def("launch_fused", [](const std::string& name, Time duration, std::uint32_t provenance) {
     launch(Cost{duration, number_of(name), provenance});
   });
