@@ -404,6 +404,14 @@ def test_what_starts_a_script_is_to_be_left_out(script: str, words: str, tmp_pat
         ({"compare_with": 5}, "compare_with: 5 is no recipe"),
         ({"compare_with": {"tp": 5}}, "'tp' is unknown"),
         ({"factor": "nope"}, "factor: 'nope' is unknown"),
+        ({"script": 5}, "script: 5 is neither a text nor several"),
+        ({"script": ["train.py", None]}, "script: .*None.* is neither a text nor several"),
+        ({"space": 5}, "space: 5 is no space; give a dictionary"),
+        ({"space": {"values": {"width": [[1]]}}}, "values.width: .* is no list of values"),
+        ({"cluster": 5}, "cluster: 5 is no text"),
+        ({"faults": 5}, "faults: 5 is neither a text nor several"),
+        ({"experts": 5}, "experts: 5 is no text; "),
+        ({"store": 5}, "store: 5 is no folder"),
     ],
 )
 def test_wrong_input_from_python_is_refused(options: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -411,7 +419,7 @@ def test_wrong_input_from_python_is_refused(options: dict[str, Any], words: str,
     space = {"values": {"width": [4096, 8192], "batch": 1}}
     script = [str(tmp_path / "train.py"), "--width={width}", "--batch={batch}"]
     with pytest.raises(ConfigError, match=words):
-        search(script, space, "H100", **options)
+        search(**{"script": script, "space": space, "cluster": "H100"} | options)
 
 
 def test_from_python_ones_own_recipe_may_be_a_dictionary(tmp_path: Path) -> None:

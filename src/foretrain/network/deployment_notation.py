@@ -289,6 +289,8 @@ def _degraded(made: Topology, ends: str, part: float) -> Topology:
 
 
 def _described(text: str) -> Deployment:
+    if not isinstance(text, str):
+        raise ConfigError("cluster", text, "is no text", f"write e.g. {_EXAMPLES}")
     head = text.partition(",")[0].strip()
     name = head.partition(":")[0].strip().lower()
     if head == text.strip() and (match := _SINGLE.fullmatch(head)):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -138,12 +139,14 @@ def search(
         ConfigError: an argument or the space is wrong, or no recipe meets its conditions.
         NoRecipe: no recipe works; says what kills most.
     """
-    words = [script] if isinstance(script, str) else [*script]
+    words = _texts(script, "script", "write the script and its arguments, e.g. ['train.py', '--tp', '{tp}']")
     if not words:
         raise ConfigError("script", script, "is empty", "name a script and its arguments")
     if goal not in get_args(Goal):
         raise unknown("goal", goal, get_args(Goal))
-    faults = (faults,) if isinstance(faults, str) else tuple(faults)
+    faults = tuple(_texts(faults, "faults", "write e.g. 'link:leaf3-spine1=10%', or several"))
+    if not isinstance(store, str | PathLike | None):
+        raise ConfigError("store", store, "is no folder", "write its path, or None to keep nothing")
     if launcher := launched(["-m", *words] if module else words):
         raise launcher.refusal("script", "search")
     check_no_interpreter(words[0])
@@ -206,6 +209,15 @@ def search(
     return SearchResult(
         found, cluster, where.total_gpus, compared, bill, goal, experts, curves, device, faults, str(factor), module
     )  # fmt: skip
+
+
+def _texts(given: object, field: str, remedy: str) -> list[str]:
+    """Return one text, or several, as a list; paths and numbers are written as texts. Raises ConfigError."""
+    one = str | int | float | PathLike
+    every = [given] if isinstance(given, str | PathLike) else given
+    if not (isinstance(every, Sequence) and all(isinstance(each, one) for each in every)):
+        raise ConfigError(field, given, "is neither a text nor several", remedy)
+    return [str(each) for each in every]
 
 
 def _recipe_text(recipe: str | Mapping[str, Value]) -> str:

@@ -43,6 +43,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from os import PathLike
 from pathlib import Path
 from types import CodeType
 from typing import Any, TypeAlias
@@ -261,6 +262,9 @@ def declared(space: str | Path | Mapping[str, Any]) -> SpaceFile:
     """Return the space that a file, the name of a preset, or a dictionary declares. Raises ConfigError."""
     if isinstance(space, Mapping):
         return _converted(_extended(dict(space)), "space")
+    if not isinstance(space, str | PathLike):
+        remedy = "give a dictionary, a .toml or .py file, or the name of a preset"
+        raise ConfigError("space", space, "is no space", remedy)
     path = PRESETS / f"{space}.toml"
     if not path.exists():
         path = Path(space)
@@ -314,7 +318,7 @@ def _converted(table: dict[str, Any], where: str) -> SpaceFile:
             "space", where, f"does not suit: {error}", "docs/recipe-search.md says what a space may have"
         ) from None
     for name, values in file.values.items():
-        listed = _listed(values)
+        listed = values if isinstance(values, list | tuple | range) else (values,)
         if not listed or not all(isinstance(one, bool | int | float | str) for one in listed):
             raise ConfigError(f"values.{name}", values, "is no list of values", f"write e.g. {name} = [1, 2, 4]")
     for rule in file.require:

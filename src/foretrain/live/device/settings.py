@@ -57,6 +57,8 @@ class ExpertLoads:
         """
         if text == "balanced":
             return None
+        if not isinstance(text, str):
+            raise ConfigError("experts", text, "is no text", _LOADS_REMEDY)
         if text.startswith("lognormal"):
             found = _LOGNORMAL.fullmatch(text.replace(" ", ""))
             try:
