@@ -83,7 +83,7 @@ def step_time(account: Account, recipe: Recipe) -> float:
 
 
 def search(
-    script: str | Sequence[str],
+    script: str | Sequence[str | float | PathLike[str]],
     space: str | Path | Mapping[str, Any],
     cluster: str,
     *,
