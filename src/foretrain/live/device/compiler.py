@@ -186,8 +186,8 @@ class Recomputed:
             self._device.set_recomputing(False)
 
 
-def mark_recomputed(graph: fx.GraphModule, device: ModuleType) -> int:
-    """Mark operators of the forward pass that ``graph`` of a backward pass repeats; return how many.
+def mark_recomputed(graph: fx.GraphModule, device: ModuleType) -> None:
+    """Mark operators of the forward pass that ``graph`` of a backward pass repeats.
 
     They are those that need no gradient of an output, which AOTAutograd calls tangents. Fusible operators stay as they
     are: their arithmetic does not count.
@@ -203,7 +203,6 @@ def mark_recomputed(graph: fx.GraphModule, device: ModuleType) -> int:
             again.append(node)
     for node in again:
         node.target = Recomputed(device, node.target)
-    return len(again)
 
 
 def runs_of(graph: fx.Graph) -> list[list[fx.Node]]:
