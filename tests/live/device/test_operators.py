@@ -233,6 +233,24 @@ def test_made_up_values_are_the_same_ones_however_many() -> None:
 
 
 @on_gpus()
+def test_a_result_too_large_for_values_is_computed_once() -> None:
+    from foretrain.live.device import native_build
+
+    counts = native_build.load().counts
+    row = torch.arange(2048, device="cuda")
+    assert (row - 1).tolist()[:3] == [-1, 0, 1]
+
+    def computed(call):
+        before = counts()["computed"]
+        results = [call() for _ in range(5)]
+        assert len({result.shape for result in results}) == 1
+        return counts()["computed"] - before
+
+    assert computed(lambda: row[:512] - row[:512]) == 5
+    assert computed(lambda: row - row[:, None]) == 1
+
+
+@on_gpus()
 def test_factorizations_of_unknown_matrices_succeed_and_of_known_ones_as_they_do() -> None:
     import pytest
 

@@ -196,6 +196,7 @@ struct Result {
 struct Entry {
   std::vector<Result> results;  // of the new tensors, in order; none for in-place operators
   bool keeps_shapes = false;    // tensors given for results have the right shape
+  bool too_large = false;       // no result can hold values, and nothing is written: computing would be in vain
   Cost cost;
 };
 
@@ -310,7 +311,7 @@ class Call {
       fresh = summarise(before);
       if (cacheable) remember(fresh);
       entry = &fresh;
-    } else if (!expect() && !compute()) {
+    } else if (!expect() && (entry->too_large || !compute())) {
       if (op_.in_place || entry->keeps_shapes)
         return_arguments_and(*entry);
       else
@@ -605,11 +606,19 @@ class Call {
       }
       entry.results.push_back(std::move(result));
     }
+    entry.too_large = all_too_large(outcome);
     if (!Shapes::at_work()) {
       entry.cost = price_of(op_.name, before, outcome);
       priced.fetch_add(1, std::memory_order_relaxed);
     }
     return entry;
+  }
+
+  bool all_too_large(c10::ArrayRef<IValue> outcome) const {
+    if (!op_.written.empty() || outcome.empty()) return false;
+    for (const auto& result : outcome)
+      if (!result.isTensor() || !result.toTensor().is_cuda() || can_hold(result.toTensor())) return false;
+    return true;
   }
 
   void remember(const Entry& entry) {
