@@ -113,11 +113,11 @@ def place_of(result: SearchResult) -> dict[str, Any]:
     assert own is not None
     every, found = listed(result), result.found
     place = next((place for place, one in enumerate(every, 1) if one is own), None)
-    value, error = objective_ratio(result, own) if place else (None, None)
+    ratio = objective_ratio(result, own) if place else None
     return {
         "published": str(own.recipe), "place": place, "recipes": len(found.candidates), "forecasts": len(every),
-        "ratio": value, "error": error, "best": str(found.winner.recipe), "reason": own.reason,
-        "date": str(datetime.date.today()),
+        "ratio": ratio and ratio.value, "error": ratio and ratio.error, "best": str(found.winner.recipe),
+        "reason": own.reason, "date": str(datetime.date.today()),
     }  # fmt: skip
 
 

@@ -48,7 +48,8 @@ class ConfigError(ForetrainError, ValueError):
         super().__init__(field, value, problem, remedy)
 
     def __str__(self) -> str:
-        absent = (self.value is None or self.value == "") and self.problem.startswith(_ABSENT)
+        nothing = self.value is None or (isinstance(self.value, str) and not self.value)  # an array has no truth
+        absent = nothing and self.problem.startswith(_ABSENT)
         subject = self.field if absent else f"{self.field}: {self.value!r}"
         return f"{subject} {self.problem}; {self.remedy}"
 

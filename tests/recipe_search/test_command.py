@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from msgspec import structs
+from rich.console import Console
 
 from foretrain.cli.search import SearchOptions, _failures, _seconds, run_command
 from foretrain.errors import ConfigError
@@ -34,6 +35,7 @@ from foretrain.recipe_search.bill import Failures, bill_of
 from foretrain.recipe_search.evaluation import RecipeRun, RunResult, RunSetting, run
 from foretrain.recipe_search.expert_curve import expert_curves
 from foretrain.recipe_search.space import declared, expand
+from foretrain.report import recipes
 from foretrain.report.recipes import (
     cells,
     indistinguishable,
@@ -200,7 +202,7 @@ def test_the_bytes_of_a_recipes_checkpoint_are_those_that_the_script_saves(tmp_p
     assert found.account.checkpoint == found.account.saved == parameters
     assert found.account.copies == 0
     assert found.account.state == pytest.approx(3 * parameters, rel=0.01)
-    assert not found.saves_always
+    assert not any("contains a checkpoint" in warning for warning in found.warnings)
 
 
 SAVING_BEHIND = """
@@ -342,6 +344,10 @@ def test_products_of_an_optimizer_are_not_taken_for_a_micro_batchs(tmp_path: Pat
             ["--space", "space.toml", "--mtbf", "9h", "--stragglers", "every=1h,lasts=1h,speed=70%,every=2h"],
             "says every twice",
         ),
+        (
+            ["--space", "space.toml", "--fault", "gpu:s0.gpu0=50%", "--fault=gpu:s0.gpu1=80%"],
+            "option: '--fault' is given twice; write all its values behind one",
+        ),
     ],
 )
 def test_wrong_input_is_refused_before_anything_runs(options, words, tmp_path, monkeypatch):
@@ -368,6 +374,22 @@ def test_failures_of_links_are_warned_of_where_the_job_uses_none(cluster: str, w
 )
 def test_times_may_be_hours_and_days(text: str, seconds: float) -> None:
     assert _seconds(text, "mtbf") == seconds
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_a_narrow_terminal_loses_columns_and_no_letters(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {
+        "recipe": "tp=2, pp=4, micro_batch=1", "step": "12.34 ms", "time/goodput × winner": "1.234 ± 0.123",
+        "GiB": "34.5", "goodput": "99.1%", "USD/Mtoken": "0.0123",
+        "loses by": "+24% computation, most in aten::split_with_sizes", "": "yours",
+    }  # fmt: skip
+    monkeypatch.setattr(recipes, "_first", lambda result, most: [row])
+    monkeypatch.setattr(recipes, "cells", lambda result, candidate: candidate)
+    console = Console(width=width, file=io.StringIO())
+    console.print(recipes._ranking(SimpleNamespace(goal="energy"), console))  # pyright: ignore[reportArgumentType]
+    shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert "yours" in shown
+    assert ("loses by" in shown) == (width >= 100)
 
 
 def test_a_script_that_is_not_there_is_refused(tmp_path, monkeypatch):
@@ -402,6 +424,11 @@ def test_what_starts_a_script_is_to_be_left_out(script: str, words: str, tmp_pat
         ({"faults": "gpu:s0.gpu9=80%"}, "s0.gpu9' is unknown"),
         ({"failures": 5}, "failures: 5 is no Failures; say what fails"),
         ({"compare_with": 5}, "compare_with: 5 is no recipe"),
+        ({"price": 0, "goal": "cost"}, "price: 0 is no price"),
+        (
+            {"checkpoint_every": 1e-3, "failures": Failures(9e3, 30, 300)},
+            "checkpoint_every: 0.001 is too short: .* write",
+        ),
         ({"compare_with": {"tp": 5}}, "'tp' is unknown"),
         ({"factor": "nope"}, "factor: 'nope' is unknown"),
         ({"script": 5}, "script: 5 is neither a text nor several"),

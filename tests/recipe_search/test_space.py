@@ -4,6 +4,7 @@ import re
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 from msgspec import structs
 
@@ -60,6 +61,28 @@ def test_a_flag_in_the_command_line_fixes_a_value():
     assert {recipe.argv[2] for recipe in space.recipes} == {"2"}
 
 
+def test_values_and_flags_reach_the_script_as_they_were_written():
+    space = {"values": {"name": ['{"tp":1}', "a\\b", "it's", "'two words' and more"]}, "flags": {"rate": "--rate"}}
+    recipes = expand(
+        declared(space), ("train.py", "--rate", "1e-5", "--out={recipe}", "{recipe}", "{name}"), 4, 4
+    ).recipes
+    assert {recipe.argv[:3] for recipe in recipes} == {("train.py", "--rate", "1e-5")}
+    assert [recipe.argv[5:] for recipe in recipes] == [
+        ('{"tp":1}',), ("a\\b",), ("it's",), ("two words", "and", "more")
+    ]  # fmt: skip
+    assert all(recipe.argv[3] == f"--out={recipe.argv[4]}" for recipe in recipes)
+
+
+def test_numpys_values_are_numbers():
+    space = expand(
+        declared(SPACE | {"values": {**SPACE["values"], "tp": np.array([1, 2]), "pp": [np.int64(1)]}}), SCRIPT, 4, 4
+    )
+    assert {recipe.values["tp"] for recipe in space.recipes} == {1, 2}
+    assert str(ConfigError("field", np.array([1, 2]), "is wrong", "correct it")).startswith(
+        "field: array([1, 2]) is wrong"
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "script", "words"),
     [
@@ -76,6 +99,10 @@ def test_a_flag_in_the_command_line_fixes_a_value():
         ({}, (*SCRIPT, "{ep}"), "script: '{ep}' is unknown"),
         ({}, SCRIPT[:-1], "values.recompute: .* is used nowhere in the command line"),
         ({"short": {"batch": "dp / 3"}}, SCRIPT, "is no whole number"),
+        ({"derived": {"dp": "2**tp"}}, SCRIPT, r"derived.dp: '2\*\*tp' has the operator Pow, which is not allowed"),
+        ({"values": {"micro-batch": [1]}}, SCRIPT, "values: 'micro-batch' is no name; names have letters"),
+        ({"derived": {"world": "8"}}, SCRIPT, "derived: 'world' already names the job's GPUs"),
+        ({"values": {**SPACE["values"], "recompute": ["", "--note it's 1"]}}, SCRIPT, "values.recompute: .*No closing"),
         ({"tokens": "batch * (2 - tp)"}, SCRIPT, r"tokens: 'batch \* \(2 - tp\)' gives 0 for tp=2, pp=1, .*write what"),
         ({"tokens": "-batch"}, SCRIPT, "tokens: '-batch' gives -64 for tp=1, .*write what is more than 0"),
         ({"tokens": "recompute"}, SCRIPT, "tokens: 'recompute' gives '' for tp=1"),
@@ -138,6 +165,16 @@ def test_a_recipe_is_found_by_the_values_that_tell_it_from_others():
         space.find("tq=4")
     with pytest.raises(ConfigError, match="'tp=4,tp=2' says tp twice"):
         space.find("tp=4,tp=2")
+
+
+def test_a_recipe_is_found_by_what_a_value_is_and_not_how_it_is_written():
+    space = expand(declared({"values": {"rate": [0.0001, 1.0], "names": ["tp,pp", "dp"], "on": [True, False]}}),
+                   ("train.py", "{rate}", "{names}", "{on}"), 4, 4)  # fmt: skip
+    assert [len(space.find(text)) for text in ("rate=1e-4", "rate=1", "on=True,rate=1.0", "names=dp")] == [4, 4, 2, 4]
+    assert len(space.find({"names": "tp,pp", "rate": 1e-4, "on": False})) == 1
+    assert all(recipe.number < len(space.recipes) for recipe in space.find("rate=1,on=true"))
+    with pytest.raises(ConfigError, match="has a blank between two values; write a comma"):
+        space.find("rate=1 names=dp")
 
 
 def test_a_recipe_with_values_that_the_space_does_not_list_is_one_if_it_meets_the_conditions():

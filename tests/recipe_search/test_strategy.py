@@ -7,6 +7,7 @@ import errno
 import math
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from foretrain.experiments import result_store
 from foretrain.experiments.result_store import ResultStore
 from foretrain.live.rank_processes import OutOfMemory
 from foretrain.recipe_search.api import _compared, step_time
-from foretrain.recipe_search.comparison import bound_by, front, interval, ratio, sigma, why_slower
+from foretrain.recipe_search.comparison import Ratio, bound_by, front, interval, ratio, sigma, why_slower
 from foretrain.recipe_search.evaluation import (
     Account,
     RecipeRun,
@@ -165,6 +166,43 @@ def test_neighbours_that_need_more_memory_are_not_run(tmp_path: Path) -> None:
     assert found.winner.status == "whole"
 
 
+@pytest.mark.parametrize("values", [("none", "full"), ["auto", 0], range(2)])
+def test_values_without_an_order_of_memory_are_all_tried(tmp_path: Path, values: Any) -> None:
+    space = {"values": {"recompute": values, "mbs": (1, 2)}, "memory": {"grows": ["mbs"]}}
+    first = str(values[0])
+
+    def answer(run: RecipeRun) -> RunResult:
+        return RunResult(run.id, "memory") if run.argv[1] == first else simulated(run)
+
+    def simulated(run: RecipeRun) -> RunResult:
+        return RunResult(run.id, "done", account(512, 1, 1, int(run.argv[2])), usable=80 << 30)
+
+    found, pool = searched(tmp_path, answer, space, script=("train.py", "{recompute}", "{mbs}"))
+    assert {str(one.recipe.values["recompute"]) for one in found.ranked} == {str(values[1])}
+    assert [run.argv[1:] for run in pool.asked if run.argv[1] == first] == [(first, "1")]
+
+
+def test_what_simulations_warned_of_is_told_once(tmp_path: Path) -> None:
+    def answer(run: RecipeRun) -> RunResult:
+        return structs.replace(simulated(run), warnings=("the script made one step",), unknown=("aten::_fft_r2c",))
+
+    found, _ = searched(tmp_path, answer, exhaustive=True)
+    whole = len(found.ranked)
+    assert f"the script made one step (in {whole} of {whole} whole simulations)" in found.warnings
+    assert any("charged for their bytes" in one and "aten::_fft_r2c" in one for one in found.warnings)
+
+
+def test_progress_counts_what_is_simulated_and_not_what_was_kept(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    space = {**SPACE, "short": {}, "batch": None}
+    searched(tmp_path, space={**space, "require": [*SPACE["require"], "tp < 4"]}, exhaustive=True)
+    _, pool = searched(
+        tmp_path, space=space, exhaustive=True, progress=lambda _, done, total: told.append((done, total))
+    )
+    assert told[0] == (0, len(pool.asked))
+    assert told[-1] == (len(pool.asked), len(pool.asked))
+
+
 def test_what_would_need_too_much_memory_takes_its_neighbours_along(tmp_path: Path) -> None:
     space = {
         "values": {"mbs": [1, 2, 4, 8]}, "flags": {"layers": "--layers"}, "short": {"layers": "2"}, "short_from": 0,
@@ -298,9 +336,14 @@ def test_what_failed_is_tried_again_when_a_search_goes_on(tmp_path: Path) -> Non
 
 
 def test_a_flag_that_the_script_does_not_know_ends_the_search_early(tmp_path: Path) -> None:
-    refused = "train.py: error: unrecognized arguments: --tp"
+    def answer(run: RecipeRun) -> RunResult:
+        return RunResult(run.id, "invalid", reason=f"train.py: error: unrecognized arguments: --tp {run.argv[4]}")
+
     with pytest.raises(NoRecipe, match=r"8 recipes, with every value of tp, pp, mbs, fail in the same words: .*unrec"):
-        searched(tmp_path, lambda run: RunResult(run.id, "invalid", reason=refused))
+        searched(tmp_path, answer)
+    space = {"values": {"shard": ["ddp", "fsdp", "hsdp"], "mbs": list(range(9))}}
+    with pytest.raises(NoRecipe, match=r"fail in the same words"):
+        searched(tmp_path, answer, space, script=("train.py", "--mbs", "{mbs}", "--shrad", "{shard}"))
 
 
 @pytest.mark.parametrize("valid", [(1, 2, 4), (4,)])
@@ -451,6 +494,29 @@ def test_a_digest_knows_packages_modules_and_files_that_are_given(tmp_path: Path
     assert found[-1] == digests()
 
 
+def test_a_digest_knows_what_is_imported_from_anywhere_but_not_a_space(tmp_path: Path, monkeypatch) -> None:
+    folders = [tmp_path / name for name in ("scripts", "elsewhere", "elsewhere/deep")]
+    for folder in folders:
+        folder.mkdir()
+    script, space = folders[0] / "train.py", folders[0] / "space.py"
+    for path, text in (
+        (script, "def main():\n    import ft_own_model"), (space, "SPACE = {}"),
+        (folders[1] / "ft_own_model.py", "import deep.layers"), (folders[2] / "__init__.py", ""),
+        (folders[2] / "layers.py", "width = 1"),
+    ):  # fmt: skip
+        path.write_text(text)
+    monkeypatch.setattr("sys.path", ["", str(folders[1]), *sys.path])
+
+    def digest() -> str:
+        return digest_of(str(script), False, [], apart=space)
+
+    before = digest()
+    space.write_text("SPACE = {'values': {}}")
+    assert digest() == before
+    (folders[2] / "layers.py").write_text("width = 2")
+    assert digest() != before
+
+
 def test_the_comparison_of_recipes_is_closer_than_each_forecast() -> None:
     one, other = account(512, 2, 2, 1), account(512, 2, 2, 2)
     compared = ratio(one, other, 0.1)
@@ -459,6 +525,8 @@ def test_the_comparison_of_recipes_is_closer_than_each_forecast() -> None:
     assert compared.error > ratio(one, other, 0.0).error
     assert ratio(one, one, 0.1).error == 0
     assert ratio(one, one, 0.1).value == 1
+    for slower in (1.2, 1.5, 1.7, 2.1):  # whichever of two is compared with the other
+        assert Ratio(slower, 0.5 * slower).open == Ratio(1 / slower, 0.5 / slower).open == (slower < math.exp(0.5))
     back = ratio(other, one, 0.1)
     assert back.error / back.value == pytest.approx(compared.error / compared.value)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from io import BytesIO, TextIOWrapper
@@ -46,6 +47,7 @@ def parsed(parse: Parse[Result], arguments: Sequence[str], others: Callable[[], 
     def refuse(event: _errors.ParseErrorEvent) -> None:
         raise _Refused(event)
 
+    check_repeated(parse, arguments)
     try:
         with _errors.on_parse_error(refuse):
             return parse(arguments)
@@ -66,14 +68,28 @@ def check_options(arguments: Sequence[str], known: set[str], others: set[str]) -
                 raise unknown("option", name, known | others)
 
 
+def check_repeated(parse: Parse[Any], arguments: Sequence[str]) -> None:
+    """Raise ConfigError where an option that takes several values is given twice: the first ones would be lost."""
+    words = takewhile(lambda one: one != "--", arguments)
+    counts = Counter(word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--"))
+    for name in (name for name, count in counts.items() if count > 1):
+        if any(name in option_names(head) and "[" in head for head in _heads(parse, arguments)):
+            raise ConfigError("option", name, "is given twice", f"write all its values behind one: {name} … …")
+
+
 def options_of(parse: Parse[Any], arguments: Sequence[str]) -> set[str]:
     """Return the options of the command."""
+    return {name for head in _heads(parse, arguments) for name in option_names(head)}
+
+
+def _heads(parse: Parse[Any], arguments: Sequence[str]) -> list[str]:
+    """Return the `option_heads` of the command."""
     words = list(takewhile(lambda one: not one.startswith("-"), arguments))
     # A wrong word behind the command would be refused before help is given.
     for count in range(len(words), -1, -1):
         if text := help_text(lambda line=words[:count]: parse([*line, "--help"])):
-            return {name for head in option_heads(text) for name in option_names(head)}
-    return set()
+            return option_heads(text)
+    return []
 
 
 def help_text(show: Callable[[], object]) -> str:

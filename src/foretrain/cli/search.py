@@ -189,6 +189,8 @@ def _as_typed(options: SearchOptions) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
+        if error.field == "results":  # what a sweep calls the folder that keeps outcomes
+            raise ConfigError("store", error.value, error.problem, error.remedy) from error.__cause__
         typed = getattr(options, error.field.partition(".")[0], None)
         if isinstance(typed, str) and isinstance(error.value, int | float):
             raise ConfigError(error.field, typed, error.problem, error.remedy) from None
@@ -226,7 +228,7 @@ def _stragglers(text: str, gpus: int) -> Stragglers:
     remedy = "write e.g. every=5000h,lasts=2h,speed=70%"
     parts: dict[str, str] = {}
     for part in text.split(","):
-        name, _, value = part.strip().partition("=")
+        name, _, value = (piece.strip() for piece in part.partition("="))
         if name not in ("every", "lasts", "speed"):
             raise unknown("stragglers", name, ["every", "lasts", "speed"])
         if name in parts:

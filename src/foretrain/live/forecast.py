@@ -267,7 +267,7 @@ def forecast_of(
     found = Forecast(
         cluster, device, world, tuple(classes), ranks, warnings, tuple(unknown), wall, stack_range, checkpoints
     )
-    warnings.update(dict.fromkeys([*_saving_warnings(found), *map(_unused_warning, sorted(unused))], 1))
+    warnings.update(dict.fromkeys([*_step_warnings(found), *map(_unused_warning, sorted(unused))], 1))
     if found.iteration_time <= 0:
         raise ForetrainError(
             "the script's steps took no virtual time at all: nothing was launched on the simulated GPUs"
@@ -275,8 +275,13 @@ def forecast_of(
     return found
 
 
-def _saving_warnings(found: Forecast) -> Iterator[str]:
-    """Yield warnings of results that contain a checkpoint."""
+def _step_warnings(found: Forecast) -> Iterator[str]:
+    """Yield warnings of results that are of a step unlike others: the first, or one that contains a checkpoint."""
+    if len(found.first.steps) == 1:
+        yield (
+            "the script made one step, which allocates memory and sets up communication as no later one does: "
+            "let it make three"
+        )
     if found.saves_always:
         yield (
             "every step that counts contains a checkpoint, so the iteration contains it as well: "

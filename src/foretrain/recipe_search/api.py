@@ -25,7 +25,7 @@ from foretrain.recipe_search import evaluation
 from foretrain.recipe_search.bill import Bill, Failures, bill_of, switch_power
 from foretrain.recipe_search.evaluation import Account, RunResult, RunSetting, digest_of
 from foretrain.recipe_search.expert_curve import RECIPES, ExpertCurve, expert_curves
-from foretrain.recipe_search.space import Recipe, Value, declared, expand, value_text
+from foretrain.recipe_search.space import Names, Recipe, declared, expand
 from foretrain.recipe_search.strategy import Objective, Progress, RecipeState, Search, SearchFindings
 
 Goal: TypeAlias = Literal["step", "cost", "energy", "goodput"]
@@ -34,7 +34,7 @@ _PRICE = "give what a GPU costs an hour, e.g. --price 2.5; in Python, price=2.5"
 _FAILURES = "say what fails, e.g. failures=ft.Failures(mtbf=9000, checkpoint=30, restart=300), in seconds"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SearchResult:
     """Recipes of a script on a cluster, ranked.
 
@@ -74,7 +74,15 @@ class SearchResult:
     @property
     def command(self) -> tuple[str, ...]:
         """Return the script, or ``-m`` and the module, with the arguments of the best recipe."""
-        return ("-m", *self.best.argv) if self.module else self.best.argv
+        return self.command_of(self.best)
+
+    def command_of(self, recipe: Recipe) -> tuple[str, ...]:
+        """Return the script, or ``-m`` and the module, with the arguments of ``recipe``."""
+        return ("-m", *recipe.argv) if self.module else recipe.argv
+
+    def __repr__(self) -> str:
+        candidates = len(self.found.candidates)
+        return f"<SearchResult of {candidates} recipes on {self.cluster}: best {self.best}>"
 
 
 def step_time(account: Account, recipe: Recipe) -> float:
@@ -100,7 +108,7 @@ def search(
     failures: Failures | None = None,
     checkpoint_every: float | Literal["auto"] | None = None,
     run_tokens: float | None = None,
-    compare_with: str | Mapping[str, Value] | None = None,
+    compare_with: str | Names | None = None,
     exhaustive: bool = False,
     jobs: int | None = None,
     backend: Backend = "processes",
@@ -169,8 +177,7 @@ def search(
         remedy = 'write it into the space, e.g. tokens = "global_batch * sequence"'
         raise ConfigError("run_tokens", run_tokens, "needs the tokens of a step, which the space does not say", remedy)
     recipes = expand(file, words, where.total_gpus, gpus)
-    wanted = None if compare_with is None else _recipe_text(compare_with)
-    own = () if wanted is None else recipes.find(wanted)
+    own = () if compare_with is None else recipes.find(_checked_recipe(compare_with))
     native_build.built()
     every = None if checkpoint_every == "auto" else checkpoint_every
     bill = bill_of(where.device, where.total_gpus, price, failures, every, run_tokens, gpus, switch_power(sound))
@@ -182,7 +189,8 @@ def search(
         for word in recipe.argv[1:]
         for part in (word, word.partition("=")[2])
     }
-    digest = digest_of(words[0], module, {*given, cluster, device or ""} - {""})
+    apart = Path(space) if isinstance(space, str | PathLike) else None
+    digest = digest_of(words[0], module, {*given, cluster, device or ""} - {""}, apart)
     digest += repr(loads.rows) if loads is not None and loads.rows else ""
     setting = RunSetting(cluster, module, str(factor), device, digest, faults, experts)
     deadline = float("inf") if budget is None else time.monotonic() + budget
@@ -204,7 +212,7 @@ def search(
         )  # fmt: skip
     compared = _compared(found, own)
     if compared is not None and len(own) > 1:
-        said = f"{wanted} fits {len(own)} recipes; the best of them is compared as yours"
+        said = f"{compare_with} fits {len(own)} recipes; the best of them is compared as yours"
         found = replace(found, warnings=(*found.warnings, said))
     return SearchResult(
         found, cluster, where.total_gpus, compared, bill, goal, experts, curves, device, faults, str(factor), module
@@ -220,11 +228,10 @@ def _texts(given: object, field: str, remedy: str) -> list[str]:
     return [str(each) for each in every]
 
 
-def _recipe_text(recipe: str | Mapping[str, Value]) -> str:
-    """Return a recipe as `RecipeSpace.find` reads it, also of a dictionary."""
-    if isinstance(recipe, Mapping):
-        return ",".join(f"{name}={value_text(value)}" for name, value in recipe.items())
-    if not isinstance(recipe, str):
+def _checked_recipe(recipe: str | Names) -> str | Names:
+    """Return the recipe. Raises ConfigError where it is none."""
+    values = recipe.values() if isinstance(recipe, Mapping) else [recipe] if isinstance(recipe, str) else [None]
+    if not all(isinstance(one, bool | int | float | str) for one in values):
         raise ConfigError("compare_with", recipe, "is no recipe", "write e.g. tp=8,pp=2")
     return recipe
 

@@ -519,7 +519,7 @@ def bill_of(
 ) -> Bill:
     """Return the bill of a job; ``price`` of a GPU's hour overrides the list. Raises ConfigError."""
     if price is not None:
-        _check("price", price, "is no price", "write what a GPU costs an hour, e.g. 2.5", least=0.0)
+        _check("price", price, "is no price", "write what a GPU costs an hour, e.g. 2.5")
     if interval is not None:
         _check("checkpoint_every", interval, "is no time", "write auto, or e.g. 30min; in Python, seconds")
     if run is not None:
@@ -561,6 +561,8 @@ def _check_goodput(failures: Failures, interval: float | None, world: int) -> No
         raise ConfigError("repair", failures.repair, problem, "shorten it, or have more spares")
     if interval is not None and goodput(failures, interval) < _LEAST_GOODPUT:
         problem = f"is too long: {fails}, and hardly ever writes a checkpoint"
+        if interval < best_interval(failures):
+            problem = f"is too short: a job of {world:,} GPUs then does little but write checkpoints"
         remedy = f"take auto, or e.g. {_duration(young(failures) or failures.mtbf / 10)}"
         raise ConfigError("checkpoint_every", interval, problem, remedy)
     if goodput(failures, best_interval(failures)) < _LEAST_GOODPUT:

@@ -40,10 +40,13 @@ class Ratio:
     value: float
     error: float
 
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ± {self.error:.3f}"
+
     @property
     def open(self) -> bool:
-        """Return whether the interval holds 1: which of the two is faster cannot be told."""
-        return abs(self.value - 1) <= self.error
+        """Return whether it cannot be told which of the two is faster, whichever is compared with the other."""
+        return abs(math.log(self.value)) <= self.error / self.value
 
 
 def sigma(account: Account) -> float:

@@ -6,6 +6,7 @@ A worker keeps the cluster, and processes with PyTorch imported and the device a
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import re
@@ -13,7 +14,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
@@ -86,7 +87,7 @@ class Account(msgspec.Struct, frozen=True):
 
 
 class RunResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """RunResult of one run.
+    """Outcome of one run.
 
     Attributes:
         id: the run's.
@@ -100,7 +101,7 @@ class RunResult(msgspec.Struct, frozen=True, omit_defaults=True):
         seconds: that it took.
         cpu: seconds that this machine computed for it.
         unknown: kernels whose times are guesses.
-        saves_always: whether its step contains a checkpoint, as every step does that could be taken.
+        warnings: of the simulation.
         busiest_expert, busiest_rank: as of `foretrain.live.routed_loads.RoutedLoads`; None where loads of experts were
             not given, or no choices were counted.
     """
@@ -116,7 +117,7 @@ class RunResult(msgspec.Struct, frozen=True, omit_defaults=True):
     seconds: float = 0.0
     cpu: float = 0.0
     unknown: tuple[str, ...] = ()
-    saves_always: bool = False
+    warnings: tuple[str, ...] = ()
     busiest_expert: float | None = None
     busiest_rank: float | None = None
 
@@ -167,18 +168,21 @@ class RecipeRun:
         return hashlib.blake2b(repr(known).encode(), digest_size=10).hexdigest()
 
 
-def digest_of(script: str, module: bool, others: Iterable[str]) -> str:
+def digest_of(script: str, module: bool, others: Iterable[str], apart: Path | None = None) -> str:
     """Return a hash of the script's file, of those that it may import, and of what ``others`` name.
 
-    It may import the files beside it, and packages there; a module those of its own package. Others may be names of
-    files, or of modules that are not installed, e.g. one's own configurations. Of a file that is larger than a source
-    file is, the size and the time of the last change count.
+    It may import the files beside it, and packages there; a module those of its own package; and what these sources
+    import that is not installed, e.g. from PYTHONPATH. Others may be names of files, or of modules that are not
+    installed, e.g. one's own configurations. Of a file that is larger than a source file is, the size and the time of
+    the last change count. ``apart`` is a file that does not count, though it lies beside the script.
     """
     others = {*others}
     named = [_top(name) for name in others if all(part.isidentifier() for part in name.split("."))]
     tops = [top for top in named if top is not None and _is_own(top)] + ([_top(script)] if module else [])
     paths = {*map(Path, others)}.union(*map(_sources, tops))
     paths.update(() if module else (Path(script), *_beside(Path(script).parent)))
+    paths.update(_imported(paths, ["" if module else str(Path(script).parent), *sys.path[1:]]))
+    paths.difference_update(() if apart is None else (apart,))
     digest = hashlib.blake2b(digest_size=10)
     for path in sorted(paths):
         with contextlib.suppress(OSError, ValueError):  # no file, or none any more
@@ -188,6 +192,32 @@ def digest_of(script: str, module: bool, others: Iterable[str]) -> str:
             small = found.st_size <= _SOURCE
             digest.update(path.read_bytes() if small else f"{found.st_size} {found.st_mtime_ns}".encode())
     return digest.hexdigest()
+
+
+def _imported(paths: Iterable[Path], places: Sequence[str]) -> set[Path]:
+    """Return the sources of all that ``paths`` import from ``places``, and these in turn, that is not installed."""
+    waiting, tops, found = [*paths], set(sys.stdlib_module_names), set[Path]()
+    while waiting:
+        path = waiting.pop()
+        if path.suffix != ".py" or not path.is_file():
+            continue
+        new = _named_imports(path) - tops
+        tops |= new
+        for top in filter(None, (PathFinder.find_spec(name, places) for name in new)):
+            sources = {*_sources(top)} - found if _is_own(top) else set[Path]()
+            found |= sources
+            waiting += sources
+    return found
+
+
+def _named_imports(path: Path) -> set[str]:
+    """Return the names of modules, or of the packages that they are in, that a source imports anywhere."""
+    with contextlib.suppress(OSError, ValueError, SyntaxError):
+        nodes = [*ast.walk(ast.parse(path.read_bytes()))]
+        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+        return {name.partition(".")[0] for name in names}
+    return set()
 
 
 def _top(module: str) -> ModuleSpec | None:
@@ -306,7 +336,7 @@ def _result(name: str, done: Simulated) -> RunResult:
         stack_range=forecast.stack_range,
         live=len(forecast.ranks),
         unknown=forecast.unknown,
-        saves_always=forecast.saves_always,
+        warnings=tuple(forecast.warnings),
         busiest_expert=None if done.loads is None else done.loads.busiest_expert,
         busiest_rank=None if done.loads is None else done.loads.busiest_rank,
     )

@@ -64,7 +64,7 @@ PRESETS = Path(__file__).parent / "presets"
 """Spaces of known frameworks, a file each."""
 _NAMED = 3
 """Conditions to name at most, of those that leave no recipe."""
-_GIVEN = ("world", "gpus", "recipe")
+_GIVEN = {"world": "the job's GPUs", "gpus": "those of a server", "recipe": "a text that differs by recipe"}
 _PLACE = re.compile(r"\{([A-Za-z_]\w*)\}")
 _FUNCTIONS: dict[str, Any] = {"min": min, "max": max, "ceil": math.ceil, "gcd": math.gcd, "abs": abs, "int": int}
 _NODES = (
@@ -211,40 +211,34 @@ class RecipeSpace:
         """Return the value of ``name`` in the smallest run of a recipe."""
         return _whole(name, evaluate(self.file.short[name], recipe.names, f"short.{name}"))
 
-    def find(self, text: str) -> tuple[Recipe, ...]:
-        """Return the recipes that ``"tp=8,pp=2"`` fits: all that differ in names which it leaves out.
+    def find(self, recipe: str | Names) -> tuple[Recipe, ...]:
+        """Return the recipes that ``"tp=8,pp=2"``, or a dictionary, fits: all that differ in names which it leaves out.
 
         Derived names may be given as well. Where none of the space fits, values that it does not list are taken if they
         meet its conditions. Raises ConfigError that says what excludes them.
         """
-        known, wanted = self.recipes[0].names, {}
-        for part in text.split(","):
-            name, separator, value = (piece.strip() for piece in part.partition("="))
-            if not separator:
-                raise ConfigError("compare_with", part, "names no value", "write e.g. tp=8,pp=2")
+        known, wanted = self.recipes[0].names, _recipe_values(recipe) if isinstance(recipe, str) else recipe
+        for name in wanted:
             if name not in known:
                 raise unknown("compare_with", name, known)
-            if name in wanted:
-                raise ConfigError("compare_with", text, f"says {name} twice", "give it once")
-            wanted[name] = value
-        found = tuple(one for one in self.recipes if _fits(one.names, wanted))
-        return found or self._unlisted(text, wanted)
+        return tuple(one for one in self.recipes if _fits(one.names, wanted)) or self._unlisted(wanted)
 
-    def _unlisted(self, text: str, wanted: Mapping[str, str]) -> tuple[Recipe, ...]:
+    def _unlisted(self, wanted: Names) -> tuple[Recipe, ...]:
         """Return recipes with ``wanted`` values that are not listed. Raises ConfigError."""
         for name, value in wanted.items():
             if name in self.given and not _is(self.given[name], value):
                 problem = f"is not what the command line or the cluster says: {name}={value_text(self.given[name])}"
-                raise ConfigError("compare_with", f"{name}={value}", problem, "change that, or leave it out")
+                given = f"{name}={value_text(value)}"
+                raise ConfigError("compare_with", given, problem, "change that, or leave it out")
         axes = {
-            name: (_value("" if wanted[name] == "none" else wanted[name]),) if name in wanted else _listed(value)
+            name: (_given_value(wanted[name]),) if name in wanted else listed(value)
             for name, value in self.file.values.items()
             if name not in self.given
         }
         fitting: list[Names] = []
         excluded: Counter[tuple[str, ...]] = Counter()
         for names, violated in _points(self.file, axes, self.given):
-            others = [f"{name} == {wanted[name]}" for name in wanted if not _fits(names, {name: wanted[name]})]
+            others = [f"{name} == {value_text(wanted[name])}" for name in wanted if not _is(names[name], wanted[name])]
             if broken := (*violated, *others):
                 excluded[broken] += 1
             else:
@@ -252,6 +246,7 @@ class RecipeSpace:
         if not fitting:
             broken = min(excluded, key=lambda each: (len(each), -excluded[each]))
             problem = f"is no recipe: it does not meet {' and '.join(map(repr, broken))}"
+            text = ",".join(f"{name}={value_text(value)}" for name, value in wanted.items())
             raise ConfigError("compare_with", text, problem, "change it, or the conditions of the space")
         shown = dict.fromkeys((*self.varying, *(name for name in wanted if name in axes)))
         first = len(self.recipes)
@@ -311,15 +306,25 @@ def _extended(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _converted(table: dict[str, Any], where: str) -> SpaceFile:
+    values = table.get("values")
+    if isinstance(values, Mapping):
+        table = {**table, "values": {name: _plain(value) for name, value in values.items()}}
     try:
         file = msgspec.convert(table, SpaceFile)
     except msgspec.ValidationError as error:
         raise ConfigError(
             "space", where, f"does not suit: {error}", "docs/recipe-search.md says what a space may have"
         ) from None
+    for table_name, names in (("values", file.values), ("derived", file.derived), ("flags", file.flags)):
+        for name in names:
+            if not name.isidentifier():
+                remedy = "names have letters, digits and _ alone"
+                raise ConfigError(table_name, name, "is no name", remedy)
+            if name in _GIVEN:
+                raise ConfigError(table_name, name, f"already names {_GIVEN[name]}", "take another name")
     for name, values in file.values.items():
-        listed = values if isinstance(values, list | tuple | range) else (values,)
-        if not listed or not all(isinstance(one, bool | int | float | str) for one in listed):
+        several = values if isinstance(values, list | tuple | range) else (values,)
+        if not several or not all(isinstance(one, bool | int | float | str) for one in several):
             raise ConfigError(f"values.{name}", values, "is no list of values", f"write e.g. {name} = [1, 2, 4]")
     for rule in file.require:
         if not (isinstance(rule, str) or callable(rule)):
@@ -342,8 +347,8 @@ def expand(file: SpaceFile, script: Sequence[str], world: int, gpus: int) -> Rec
         ConfigError: an expression is wrong, a name is used nowhere, or no recipe meets all conditions.
     """
     words = [*script] if any(_PLACE.search(word) for word in script) else [*script, *file.arguments]
-    words, fixed = _read_flags(words, file.flags)
-    axes = {name: _listed(value) for name, value in file.values.items() if name not in fixed}
+    words, fixed = _read_flags(words, file)
+    axes = {name: listed(value) for name, value in file.values.items() if name not in fixed}
     _check_used(file, axes, words)
     _check_flags(file, {*axes, *fixed}, words)
     fitting: list[dict[str, Value]] = []
@@ -444,8 +449,9 @@ def _compiled(text: str, field: str) -> tuple[CodeType, tuple[str, ...]]:
     called = {node.func for node in ast.walk(tree) if isinstance(node, ast.Call)}
     for node in ast.walk(tree):
         if not isinstance(node, _NODES) or (node in called and getattr(node, "id", "") not in _FUNCTIONS):
-            remedy = f"use arithmetic, comparisons, and, or, not, if-else, {', '.join(_FUNCTIONS)}"
-            raise ConfigError(field, ast.unparse(node), "is not allowed in an expression", remedy)
+            what = repr(ast.unparse(node)) if ast.unparse(node) else f"the operator {type(node).__name__}"
+            remedy = f"use + - * / // %, comparisons, and, or, not, if-else, {', '.join(_FUNCTIONS)}"
+            raise ConfigError(field, text, f"has {what}, which is not allowed in an expression", remedy)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node not in called}
     return compile(tree, field, "eval"), tuple(sorted(used))
 
@@ -480,17 +486,20 @@ def _violated(rules: Iterable[Rule], names: Names) -> tuple[str, ...]:
     return tuple(violated)
 
 
-def _read_flags(words: Sequence[str], flags: Mapping[str, str | list[str]]) -> tuple[list[str], dict[str, Value]]:
-    """Replace the values of ``flags`` among ``words`` by their names; return the words and the values."""
+def _read_flags(words: Sequence[str], file: SpaceFile) -> tuple[list[str], dict[str, Value]]:
+    """Return the values of flags among ``words``, and the words, with names for the values that smaller runs change."""
     found: dict[str, Value] = {}
     replaced = [*words]
-    for name, spellings in flags.items():
+    for name, spellings in file.flags.items():
+        place = name in file.short
         for index, word in enumerate(replaced):
             for flag in [spellings] if isinstance(spellings, str) else spellings:
                 if word == flag and index + 1 < len(replaced) and not _PLACE.search(replaced[index + 1]):
-                    found[name], replaced[index + 1] = _value(replaced[index + 1]), f"{{{name}}}"
+                    found[name] = _value(replaced[index + 1])
+                    replaced[index + 1] = f"{{{name}}}" if place else replaced[index + 1]
                 elif word.startswith(f"{flag}=") and not _PLACE.search(word):
-                    found[name], replaced[index] = _value(word.removeprefix(f"{flag}=")), f"{flag}={{{name}}}"
+                    found[name] = _value(word.removeprefix(f"{flag}="))
+                    replaced[index] = f"{flag}={{{name}}}" if place else word
     return replaced, found
 
 
@@ -500,8 +509,9 @@ def _check_used(file: SpaceFile, axes: Mapping[str, tuple[Value, ...]], words: S
     known = {*axes, *file.derived, *file.flags, *_GIVEN}
     for name in sorted(places - known):
         raise unknown("script", f"{{{name}}}", known)
-    texts = [*file.derived.values(), *file.short.values()]
-    used = places | {name for text in texts for name in _compiled(text, "derived")[1]}
+    texts = {f"derived.{name}": text for name, text in file.derived.items()}
+    texts |= {f"short.{name}": text for name, text in file.short.items()}
+    used = places | {name for field, text in texts.items() for name in _compiled(text, field)[1]}
     for name, values in axes.items():
         if name not in used and len(values) > 1:
             remedy = f"write {{{name}}} among the script's arguments, or leave it out of the space"
@@ -509,12 +519,13 @@ def _check_used(file: SpaceFile, axes: Mapping[str, tuple[Value, ...]], words: S
 
 
 def _argv(words: Sequence[str], names: Names) -> tuple[str, ...]:
-    """Return the command line: a word that is a placeholder alone may become several words, or none."""
+    """Return the command line: a word that is a placeholder alone may become several words, as in a shell, or none."""
 
     def written() -> Iterator[str]:
         for word in words:
-            if match := _PLACE.fullmatch(word):
-                yield from shlex.split(value_text(names[match[1]]))
+            match = _PLACE.fullmatch(word)
+            if match and match[1] != "recipe":
+                yield from _words(match[1], value_text(names[match[1]]))
             else:
                 yield _PLACE.sub(lambda found: value_text(names[found[1]]), word)
 
@@ -526,19 +537,56 @@ def _argv(words: Sequence[str], names: Names) -> tuple[str, ...]:
     return tuple(written())
 
 
-def _fits(names: Names, wanted: Mapping[str, str]) -> bool:
+def _words(name: str, text: str) -> list[str]:
+    """Return a value as words. Raises ConfigError where it has a quotation that does not end."""
+    if not text or not any(map(str.isspace, text)):
+        return [text] if text else []
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        problem = f"is no text of several words ({error})"
+        raise ConfigError(f"values.{name}", text, problem, "quote as in a shell") from None
+
+
+def _recipe_values(text: str) -> Names:
+    """Return the values that ``"tp=8,pp=2"`` names, as texts. Raises ConfigError."""
+    found: dict[str, Value] = {}
+    for part in text.split(","):
+        name, separator, value = (piece.strip() for piece in part.partition("="))
+        if not separator:
+            remedy = "write e.g. tp=8,pp=2; in Python, a value with a comma in a dictionary"
+            raise ConfigError("compare_with", part, "names no value", remedy)
+        if re.search(r"\s\w+=", value):
+            raise ConfigError("compare_with", part, "has a blank between two values", "write a comma: tp=8,pp=2")
+        if name in found:
+            raise ConfigError("compare_with", text, f"says {name} twice", "give it once")
+        found[name] = value
+    return found
+
+
+def _fits(names: Names, wanted: Names) -> bool:
     """Return whether ``names`` have the ``wanted`` values."""
     return all(_is(names[name], value) for name, value in wanted.items())
 
 
-def _is(value: Value, text: str) -> bool:
-    """Return whether ``text``, as `Recipe.__str__` writes it, is ``value``."""
-    return value_text(value) == text or (value == "" and text == "none")
+def _is(value: Value, wanted: Value) -> bool:
+    """Return whether ``wanted``, which may be a text as `Recipe.__str__` writes it, is ``value``."""
+    if isinstance(value, bool) or isinstance(wanted, bool):
+        return value_text(value) == value_text(wanted).lower()
+    meant = _value(wanted) if isinstance(wanted, str) else wanted
+    return wanted == value or meant == value or (value == "" and wanted == "none")
 
 
 def value_text(value: Value) -> str:
     """Return a value as the command line has it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _given_value(value: Value) -> Value:
+    """Return a value that the space does not list: of a text what it says."""
+    if not isinstance(value, str):
+        return value
+    return {"none": "", "true": True, "false": False}.get(value.lower(), _value(value))
 
 
 def _value(text: str) -> Value:
@@ -551,7 +599,15 @@ def _value(text: str) -> Value:
     return text
 
 
-def _listed(value: Any) -> tuple[Value, ...]:
+def _plain(value: Any) -> Any:
+    """Return NumPy's numbers and arrays as Python's."""
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def listed(value: Any) -> tuple[Value, ...]:
+    """Return the values of a name, which may be one or several, each once."""
     return tuple(dict.fromkeys(value)) if isinstance(value, list | tuple | range) else (value,)
 
 

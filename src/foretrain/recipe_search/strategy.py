@@ -27,6 +27,7 @@ micro-batches.
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections import Counter
@@ -41,13 +42,14 @@ from foretrain.errors import ForetrainError
 from foretrain.experiments.execution import Pool
 from foretrain.experiments.result_store import ResultStore
 from foretrain.recipe_search.evaluation import Account, RecipeRun, RunResult, RunSetting, run
-from foretrain.recipe_search.space import Recipe, RecipeSpace, ShortRun, Value
+from foretrain.recipe_search.space import Recipe, RecipeSpace, ShortRun, Value, listed, value_text
 
 Status = Literal["open", "estimated", "whole", "invalid", "memory", "beaten"]
 Objective = Callable[[Account, Recipe], float]
 """Quantity to minimise, of a recipe's step."""
 Progress = Callable[[str, int, int], None]
-"""Called with what is under way, the simulations done, and how many there will be as far as is known."""
+"""Called with what is under way, the simulations made, and how many there will be as far as is known; without those
+that the store had."""
 
 _SHORT_STEPS = 2
 """Steps of a short run: the first allocates and makes the optimizer's state, the second is like all others."""
@@ -109,7 +111,7 @@ class RecipeState:
 
 @dataclass(frozen=True, slots=True)
 class SearchFindings:
-    """RunResult of a search.
+    """Outcome of a search.
 
     Attributes:
         space: that was searched.
@@ -178,7 +180,7 @@ class Search:
         self._spread = deadline < float("inf") and not any(one.shorts for one in self.candidates)
         self._handed_out: Counter[tuple[str, Value]] = Counter()  # values of names, by how often they were simulated
         self._errors: list[float] = []
-        self._runs, self._cpu, self._late = 0, 0.0, False
+        self._runs, self._made, self._cpu, self._late = 0, 0, 0.0, False
 
     def run(self) -> SearchFindings:
         """Search until no recipe is left that could be the best. Raises NoRecipe where none works."""
@@ -232,9 +234,9 @@ class Search:
     def _need(self, candidate: RecipeState) -> tuple[object, ...]:
         """Return a key that sorts what needs least memory first, so that what fails tells of others."""
         rule, values = self._space.file.memory, candidate.recipe.values
-        ranks = [_rank(self._space, name, values[name]) for name in rule.grows if name in values]
-        ranks += [-_rank(self._space, name, values[name]) for name in rule.shrinks if name in values]
-        return sum(ranks), candidate.recipe.number
+        orders = [_order(self._space, name, values[name]) for name in rule.grows if name in values]
+        orders += [-_order(self._space, name, values[name]) for name in rule.shrinks if name in values]
+        return sum(order for order in orders if not math.isnan(order)), candidate.recipe.number
 
     # Waves of simulations
 
@@ -276,13 +278,14 @@ class Search:
                 del runs[name]
         if not runs:
             return
-        total = self._runs + len(runs)
-        self._progress(what, self._runs, total)
+        total = self._made + len(runs)
+        self._progress(what, self._made, total)
         with self._pool.results(run, self._handed(runs, asked)) as results:
             for outcome in results:
+                self._made += 1
                 self._store.add([outcome])
                 self._learn(outcome, asked[outcome.id])
-                self._progress(self._says(what), self._runs, total)
+                self._progress(self._says(what), self._made, total)
                 self._check_failures()
 
     def _handed(
@@ -334,9 +337,10 @@ class Search:
         """Return whether ``candidate`` needs at least the memory of ``other``, by what the space says."""
         rule = self._space.file.memory
         for name in self._space.varying:
-            mine, theirs = (_rank(self._space, name, one.recipe.values[name]) for one in (candidate, other))
-            more = mine >= theirs if name in rule.grows else mine <= theirs if name in rule.shrinks else mine == theirs
-            if not more:
+            values = candidate.recipe.values[name], other.recipe.values[name]
+            mine, theirs = (_order(self._space, name, value) for value in values)
+            more = mine >= theirs if name in rule.grows else mine <= theirs if name in rule.shrinks else False
+            if not more and values[0] != values[1]:
                 return False
         return True
 
@@ -414,7 +418,7 @@ class Search:
         others = any(one.pieces or one.status in ("memory", "whole") for one in self.candidates)
         if len(failed) < min(_SAME_FAILURE, len(self.candidates)) or others:
             return []
-        return failed if len({re.sub(r"\d+", "", one.reason) for one in failed}) == 1 else []
+        return failed if len({_without_values(one) for one in failed}) == 1 else []
 
     def _check_failures(self) -> None:
         """Raise NoRecipe where all that was simulated failed in the same words, every value of a name among it."""
@@ -438,7 +442,7 @@ class Search:
             max(self._errors, default=0.0),
             self._runs,
             self._cpu,
-            (*self._ignored(), *self._saving(), *self._hasty(ranked[0]), *self._unlike_work()),
+            (*self._ignored(), *self._simulations_warnings(), *self._hasty(ranked[0]), *self._unlike_work()),
             not self._late,
             self._objective,
         )
@@ -465,10 +469,16 @@ class Search:
         if winner.status == "estimated":
             yield "the budget was over before a recipe was simulated whole: all are extended from smaller runs"
 
-    def _saving(self) -> Iterator[str]:
-        """Yield a warning if the times of steps contain checkpoints."""
-        if any(one.outcome is not None and one.outcome.saves_always for one in self.candidates):
-            yield "steps contain a checkpoint in every step that counts: let the script save later, or set more steps"
+    def _simulations_warnings(self) -> Iterator[str]:
+        """Yield what whole simulations warned of, and which kernels' times are guesses, with how many it concerns."""
+        whole = [one.outcome for one in self.candidates if one.status == "whole" and one.outcome is not None]
+        for warning, count in Counter(text for one in whole for text in one.warnings).items():
+            yield f"{warning} (in {count} of {len(whole)} whole simulations)"
+        if names := sorted({name for one in whole for name in one.unknown}):
+            yield (
+                f"charged for their bytes, or the arithmetic they are known to take: {', '.join(names)}; "
+                "foretrain calibrate measures them"
+            )
 
     def _unlike_work(self) -> Iterator[str]:
         """Yield a warning if steps differ in their arithmetic, and the space does not say how many tokens they have."""
@@ -504,6 +514,12 @@ class Search:
                     yield f"{name}: {' and '.join(values)} gave identical simulations; does the script tell them apart?"
 
 
+def _without_values(failed: RecipeState) -> str:
+    """Return why a recipe failed without numbers and its own values, which the script may repeat."""
+    texts = sorted(filter(None, map(value_text, failed.recipe.values.values())), key=len, reverse=True)
+    return re.sub("|".join([*(rf"(?<!\w){re.escape(text)}(?!\w)" for text in texts), r"\d+"]), "", failed.reason)
+
+
 def _classes(values: Iterable[Value], alike: Mapping[tuple[Value, Value], bool]) -> list[list[Value]]:
     """Return groups of several values of which each is alike to one before it, and different from none."""
     found: list[list[Value]] = []
@@ -518,12 +534,15 @@ def _classes(values: Iterable[Value], alike: Mapping[tuple[Value, Value], bool])
     return [group for group in found if len(group) > 1]
 
 
-def _rank(space: RecipeSpace, name: str, value: object) -> float:
-    """Return a number that orders a name's values: themselves, or their place in the list."""
-    if isinstance(value, int | float):
+def _order(space: RecipeSpace, name: str, value: Value) -> float:
+    """Return a number that orders a name's values: themselves where all are numbers, else their place in the list.
+
+    It is nan where the list does not say, and compares with none.
+    """
+    values = listed(space.file.values[name])
+    if all(isinstance(each, int | float) for each in (*values, value)):
         return float(value)
-    values = space.file.values[name]
-    return float(values.index(value)) if isinstance(values, list) and value in values else 0.0
+    return float(values.index(value)) if value in values else math.nan
 
 
 def combined(accounts: Sequence[Account], weights: Sequence[float]) -> Account:

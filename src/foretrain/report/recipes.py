@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from foretrain.files import stdout_console, write_atomically
 from foretrain.live.imbalance import COUNT, drawn_loads
 from foretrain.recipe_search import SearchResult
-from foretrain.recipe_search.comparison import bound_by, front, interval, ratio, sigma, why_slower
+from foretrain.recipe_search.comparison import Ratio, bound_by, front, interval, ratio, sigma, why_slower
 from foretrain.recipe_search.evaluation import Account, RunResult
 from foretrain.recipe_search.expert_curve import ExpertCurve
 from foretrain.recipe_search.strategy import RecipeState
@@ -31,6 +33,10 @@ _ON_PAGE = ("on fronts",)
 """Columns that only the page has; so is energy, unless it is the goal."""
 _WIDE, _IF_WIDE = 120, ("95 %", "tokens/s/GPU", "MFU", "bound by")
 """Columns that a terminal has from this width on."""
+_FIRST_TO_GO = ("loses by", "GiB")
+"""Columns that a terminal may be too narrow for even so, the first first."""
+_NO_LIMIT = 1000
+"""Columns of a terminal in which each table has room."""
 _RECIPE = 16
 """Least width of the column of recipes."""
 _BARS = 20
@@ -50,7 +56,7 @@ _OUT = {"beaten": "beaten for sure", "memory": "out of memory", "invalid": "refu
 def show(result: SearchResult) -> None:
     """Print the ranking, why the others are out, the winner's command line, and what the winner costs."""
     console, found = stdout_console(), result.found
-    console.print(_ranking(result, console.width))
+    console.print(_ranking(result, console))
     if more := len(listed(result)) - len(_first(result, ROWS)):
         console.print(f"… and {_counted(more, 'recipe')} more (--html)")
     for line in search_lines(result):
@@ -100,9 +106,8 @@ def search_lines(result: SearchResult) -> Iterator[str]:
             why = f": {own.reason}" if own.reason else ""
             yield f"yours, {own.recipe}: {_OUT.get(own.status, own.status)}{why}"
         else:
-            value, error = objective_ratio(result, own)
             why = _loses_by(result, own) or ("as good" if own in tied else "")
-            ratio_text = f"{value:.3f} ± {error:.3f} times the winner's {_GOALS[result.goal]}"
+            ratio_text = f"{objective_ratio(result, own)} times the winner's {_GOALS[result.goal]}"
             told = "is the winner" if own is found.winner else f"{ratio_text}{f' ({why})' if why else ''}"
             yield f"yours, {own.recipe}: {told}"
 
@@ -157,7 +162,7 @@ def _imbalance_cost(curve: ExpertCurve) -> str:
 
 
 def indistinguishable(result: SearchResult) -> list[RecipeState]:
-    """Return the recipes whose comparison with the winner holds 1, the best first.
+    """Return the recipes that cannot be told from the winner, the best first.
 
     Extended forecasts have their error, too.
     """
@@ -165,20 +170,20 @@ def indistinguishable(result: SearchResult) -> list[RecipeState]:
     for candidate in listed(result):
         if candidate is winner:
             continue
-        value, error = objective_ratio(result, candidate)
-        error += result.found.error * value if candidate.status == "estimated" else 0.0
-        if value - 1 <= error:
+        one = objective_ratio(result, candidate)
+        extended = result.found.error * one.value if candidate.status == "estimated" else 0.0
+        if one.value <= 1 or Ratio(one.value, one.error + extended).open:
             found.append(candidate)
     return found
 
 
-def objective_ratio(result: SearchResult, mine: RecipeState) -> tuple[float, float]:
-    """Return what was minimised of a recipe over that of the winner, and half its interval: as uncertain as times."""
+def objective_ratio(result: SearchResult, mine: RecipeState) -> Ratio:
+    """Return what was minimised of a recipe over that of the winner: as uncertain as the ratio of their times."""
     winner = result.found.winner
     times = ratio(account_of(mine), account_of(winner), outcome_of(winner).stack_range)
     objective = result.found.objective
     value = objective(account_of(mine), mine.recipe) / objective(account_of(winner), winner.recipe)
-    return value, times.error / times.value * value
+    return Ratio(value, times.error / times.value * value)
 
 
 def outcome_of(candidate: RecipeState) -> RunResult:
@@ -271,13 +276,12 @@ def cells(result: SearchResult, candidate: RecipeState, fronts: Sequence[str] = 
     """Return a recipe's row, by the column's name; ``fronts`` are the names of those that it is on."""
     account, winner = account_of(candidate), result.found.winner
     outcome = outcome_of(candidate)
-    value, error = objective_ratio(result, candidate)
     low, high = interval(account, outcome.stack_range)
     row = {
         "recipe": str(candidate.recipe),
         "step": format_time(account.time * SECOND),
         "95 %": f"{format_time(low * SECOND)} to {format_time(high * SECOND)}",
-        ratio_column(result): "1" if candidate is winner else f"{value:.3f} ± {error:.3f}",
+        ratio_column(result): "1" if candidate is winner else str(objective_ratio(result, candidate)),
     }
     if candidate.recipe.tokens:
         row["tokens/s/GPU"] = f"{candidate.recipe.tokens / account.time / result.world:,.0f}"
@@ -312,15 +316,24 @@ def _first(result: SearchResult, most: int) -> list[RecipeState]:
     return [*every[:most], *(one for one in every[most:] if _is_yours(result, one))]
 
 
-def _ranking(result: SearchResult, width: int) -> Table:
-    """Return the table for a terminal of ``width`` columns; what does not fit is on the page."""
-    left_out = _ON_PAGE if width >= _WIDE else (*_ON_PAGE, *_IF_WIDE)
+def _ranking(result: SearchResult, console: Console) -> Table:
+    """Return the table for a terminal; what does not fit is on the page."""
+    left_out = _ON_PAGE if console.width >= _WIDE else (*_ON_PAGE, *_IF_WIDE)
     if result.goal != "energy":
         left_out = (*left_out, energy_column(result.found.winner.recipe.tokens))
-    rows = [
-        {name: cell for name, cell in cells(result, candidate).items() if name not in left_out}
-        for candidate in _first(result, ROWS)
-    ]
+    rows = [cells(result, candidate) for candidate in _first(result, ROWS)]
+    gone, room = 0, console.options.update(width=_NO_LIMIT)
+    while True:
+        table = _table(rows, {*left_out, *_FIRST_TO_GO[:gone]}, console.width)
+        least = Measurement.get(console, room, table).minimum
+        if least <= console.width or gone == len(_FIRST_TO_GO):  # else rich would cut letters
+            return table
+        gone += 1
+
+
+def _table(every: Sequence[dict[str, str]], left_out: Set[str], width: int) -> Table:
+    """Return rows without the columns that are left out."""
+    rows = [{name: cell for name, cell in row.items() if name not in left_out} for row in every]
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in rows[0]:
         left = name in ("recipe", "bound by", "loses by", "")
@@ -340,13 +353,14 @@ def numbers(result: SearchResult) -> dict[str, Any]:
     recipes = []
     for one in sorted(found.candidates, key=lambda one: one.recipe.number):
         row: dict[str, Any] = {"values": one.recipe.values, "status": one.status, "reason": one.reason}
+        row |= {"yours": _is_yours(result, one), "command": list(result.command_of(one.recipe))}
         if one.account is not None:
-            value, error = objective_ratio(result, one)
-            outcome = outcome_of(one)
+            compared, outcome = objective_ratio(result, one), outcome_of(one)
             row |= {"seconds": one.account.time, "sigma": sigma(one.account), "memory": one.account.reserved}
             row["interval"] = interval(one.account, outcome.stack_range)
             row |= {"flops_per_gpu": one.account.flops / one.account.time, "tokens": one.recipe.tokens}
-            row |= {"ratio": value, "ratio_error": error, "indistinguishable": one.recipe.number in tied}
+            row |= {"ratio": compared.value, "ratio_error": compared.error}
+            row["indistinguishable"] = one.recipe.number in tied
             row |= {name: getattr(one.account, name) for name in ("compute", "exposed", "waiting", "idle")}
             if outcome.peak:
                 row["mfu"] = row["flops_per_gpu"] / outcome.peak
@@ -362,6 +376,8 @@ def numbers(result: SearchResult) -> dict[str, Any]:
         "factor": result.factor,
         "goal": result.goal,
         "currency": result.bill.currency if result.bill is not None else "",
+        "price_per_gpu_hour": None if result.bill is None else result.bill.price,
+        "price_from": "" if result.bill is None or result.bill.price is None else result.bill.priced,
         "world": result.world,
         "winner": dict(result.best.values),
         "command": list(result.command),
@@ -396,7 +412,7 @@ def page(result: SearchResult, path: Path, command: str = "") -> None:
         Card("Step", winner["step"], f"95 %: {winner['95 %']}; {result.best}"),
         Card("Bound by", winner["bound by"], "where the step's time goes"),
         Card("Memory", f"{winner['GiB']} GiB", "of each GPU at its peak"),
-        Card("As good", f"{others}", "other recipes that cannot be told from the winner"),
+        Card("Not told apart", f"{others}", "other recipes that cannot be told from the winner"),
         Card("Simulations", f"{result.found.runs:,}", f"for {_counted(len(result.found.candidates), 'recipe')}"),
     ]
     figures = {"steps": _steps(result), "fronts": _fronts(result)}
@@ -424,7 +440,7 @@ def page(result: SearchResult, path: Path, command: str = "") -> None:
             for point in one.points
             if point.failure
         ],
-        out=[(str(one.recipe), f"{_OUT[one.status]}: {one.reason}") for one in out[:_MOST]],
+        out=[(str(one.recipe), ": ".join(filter(None, (_OUT[one.status], one.reason)))) for one in out[:_MOST]],
         out_left=max(len(out) - _MOST, 0),
         winner=shlex.join(result.command),
         command=command,
