@@ -123,6 +123,7 @@ def test_entries_give_times_tables_and_work_and_the_last_that_fits_counts(tmp_pa
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("", "kernel is missing; begin each entry with a line [[kernel]]"),
         ("kernel = 1", "kernel: 1 is no list of tables; begin each with a line [[kernel]]"),
         ("[[kernels]]", "field: 'kernels' is unknown; did you mean 'kernel'?"),
         ("[[kernel]\n", "is not TOML"),

@@ -15,6 +15,9 @@ from foretrain.launch import check_no_interpreter, launched
         ("accelerate launch --multi_gpu train.py", "accelerate", "train.py"),
         ("deepspeed --num_gpus 8 train.py --deepspeed", "deepspeed", "train.py --deepspeed"),
         ("torchrun -m torchtitan.train", "torchrun", ""),
+        ("cd jobs && OMP_NUM_THREADS=1 torchrun train.py", "torchrun", "train.py"),
+        ("echo now; timeout 20 torchrun train.py", "torchrun", "train.py"),
+        ("python -u -m torch.distributed.run train.py", "torch.distributed.run", "train.py"),
     ],
 )
 def test_launcher_and_its_script_are_recognised(line: str, name: str, script: str) -> None:
@@ -24,7 +27,9 @@ def test_launcher_and_its_script_are_recognised(line: str, name: str, script: st
     assert f"foretrain search -- {script or 'train.py'}" in str(found.refusal("script", "search"))
 
 
-@pytest.mark.parametrize("line", ["", "git log torchrun", "python train.py torchrun", "accelerate config", "ls"])
+@pytest.mark.parametrize(
+    "line", ["", "git log torchrun", "python train.py torchrun", "accelerate config", "ls", "echo a && ls torchrun"]
+)
 def test_other_commands_are_none(line: str) -> None:
     assert launched(line.split()) is None
 

@@ -236,6 +236,26 @@ def test_the_last_rank_is_live_where_the_script_asks_for_it() -> None:
     assert few.numbers["iteration_time"] == every.numbers["iteration_time"]
 
 
+def test_the_last_rank_is_live_where_its_number_comes_from_the_environment() -> None:
+    def script() -> None:
+        from datetime import timedelta
+
+        rank, world_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+        dist.distributed_c10d._set_pg_timeout(timedelta(minutes=1), dist.group.WORLD)
+        layer = nn.Linear(64, 64).cuda()
+        optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+        for _ in range(3):
+            layer(torch.ones(8, 64, device="cuda")).sum().backward()
+            dist.all_reduce(layer.weight.grad)
+            optimizer.step()
+        if rank == world_size - 1:
+            print(json.dumps({"rank": rank}))
+
+    ended = simulate("dgx-h100:1", script)
+    assert ended.numbers["live"] == [0, 7]
+    assert ended.lines == [{"rank": 7}]
+
+
 def test_the_last_rank_gets_what_a_represented_rank_of_its_group_would_broadcast() -> None:
     def script() -> None:
         rank = dist.get_rank()

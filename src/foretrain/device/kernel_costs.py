@@ -300,6 +300,8 @@ def _entries(text: str) -> tuple[KernelCost, ...]:
         if name != "kernel":
             raise errors.unknown("field", name, ("kernel",))
     entries = content.get("kernel")
+    if entries is None:
+        raise ConfigError("kernel", None, "is missing", "begin each entry with a line [[kernel]]")
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ConfigError("kernel", entries, "is no list of tables", "begin each with a line [[kernel]]")
     found: list[KernelCost] = []
@@ -402,6 +404,8 @@ def _attributes(kind: type, given: Mapping[str, Any], name: str) -> dict[str, An
         elif declared[field].type == "float":
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise ConfigError(field, value, "is not a number above 0", "write e.g. 0.5")
+            if field == "efficiency" and value > 1:
+                raise ConfigError(field, value, "is more than all of the hardware's rate", "write 1 or less, e.g. 0.5")
         else:
             _formula(value, field)
     for field, one in declared.items():

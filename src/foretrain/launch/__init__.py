@@ -104,6 +104,10 @@ def session_used() -> bool:
 
 
 _LAUNCHERS = frozenset({"torchrun", "deepspeed", "mpirun", "mpiexec", "horovodrun", "torchx"})
+_BEFORE = frozenset({"env", "exec", "timeout", "nohup", "nice", "time", "stdbuf", "command", "sudo"})
+"""Commands that run the one behind them."""
+_SEPARATORS = frozenset({"&&", "||", ";", "|", "&", "(", "{", "then", "do"})
+"""Words of a shell behind which a command begins."""
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed.launcher")
 
 
@@ -127,14 +131,18 @@ def check_no_interpreter(name: str) -> None:
 
 
 def launched(words: Sequence[str]) -> LauncherCommand | None:
-    """Return the launcher that a command line runs; None for other commands."""
+    """Return the launcher that a command line runs, also behind others in a shell's; None for other commands."""
+    program = True  # whether a word may be a program
     for place, word in enumerate(words):
         name = os.path.basename(word)
+        if word in _SEPARATORS or not program:
+            program = word in _SEPARATORS or word.endswith(";")
+            continue
         launcher = name in _LAUNCHERS or (name == "accelerate" and words[place + 1 : place + 2] == ["launch"])
         module = word == "-m" and words[place + 1 : place + 2] and words[place + 1].startswith(_MODULES)
         if launcher or module:
             script = next((k for k, text in enumerate(words) if k > place and text.endswith(".py")), len(words))
             return LauncherCommand(words[place + 1] if module else name, shlex.join(words[script:]))
-        if "=" not in word and name not in ("env", "exec", "python") and not name.startswith("python"):
-            return None  # the first word of a command is its program
+        before = word.startswith("-") or word[:1].isdigit()  # an option of what stands before a program, or a time
+        program = "=" in word or before or name in _BEFORE or name.startswith("python") or word.endswith(";")
     return None

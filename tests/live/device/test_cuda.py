@@ -16,6 +16,17 @@ from torch import nn
 from tests.live.command import on_gpus, simulate
 
 
+def test_properties_are_those_of_the_gpu() -> None:
+    from foretrain.device import preset
+    from foretrain.live.device.cuda import properties_of
+
+    found, newer = properties_of(preset("A100")), properties_of(preset("H100"))
+    assert (found.shared_memory_per_block_optin, newer.shared_memory_per_block_optin) == (163 << 10, 227 << 10)
+    assert (found.clock_rate, newer.clock_rate) == (1_410_000, 1_980_000)
+    assert found.memory_clock_rate == pytest.approx(1_593_000, rel=1e-3)
+    assert newer.memory_clock_rate == pytest.approx(2_619_000, rel=1e-3)
+
+
 @pytest.mark.smoke
 @on_gpus()
 def test_settings_handles_and_versions_are_those_of_a_build_with_cuda() -> None:

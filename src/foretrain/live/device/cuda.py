@@ -40,17 +40,17 @@ class Properties:
     minor: int
     total_memory: int
     multi_processor_count: int
-    L2_cache_size: int = 50 << 20
+    L2_cache_size: int
+    shared_memory_per_block_optin: int
+    shared_memory_per_multiprocessor: int
+    clock_rate: int
+    memory_clock_rate: int
+    memory_bus_width: int
     max_threads_per_multi_processor: int = 2048
     max_threads_per_block: int = 1024
     regs_per_multiprocessor: int = 65536
     warp_size: int = 32
     shared_memory_per_block: int = 48 << 10
-    shared_memory_per_block_optin: int = 227 << 10
-    shared_memory_per_multiprocessor: int = 228 << 10
-    clock_rate: int = 1_980_000
-    memory_clock_rate: int = 2_619_000
-    memory_bus_width: int = 5120
     is_integrated: int = 0
     is_multi_gpu_board: int = 0
     gcnArchName: str = ""  # noqa: N815
@@ -88,7 +88,37 @@ def install(device: ModuleType, properties: Properties) -> None:
 def properties_of(gpu: Device) -> Properties:
     """Return the properties of a preset."""
     major, minor = gpu.capability
-    return Properties(gpu.product, major, minor, gpu.memory, gpu.sms, gpu.l2)
+    block, multiprocessor, clock, width = _BY_CAPABILITY[gpu.capability]
+    return Properties(
+        gpu.product,
+        major,
+        minor,
+        gpu.memory,
+        gpu.sms,
+        gpu.l2,
+        shared_memory_per_block_optin=block << 10,
+        shared_memory_per_multiprocessor=multiprocessor << 10,
+        clock_rate=clock * 1000,
+        memory_clock_rate=round(gpu.bandwidth / (width / 4) / 1000),  # two transfers a cycle
+        memory_bus_width=width,
+    )
+
+
+_BY_CAPABILITY = {
+    (3, 7): (48, 112, 875, 384),
+    (5, 2): (48, 96, 1178, 256),
+    (6, 0): (48, 64, 1480, 4096),
+    (7, 0): (96, 96, 1530, 4096),
+    (7, 5): (64, 64, 1590, 256),
+    (8, 0): (163, 164, 1410, 5120),
+    (8, 6): (99, 100, 1740, 384),
+    (8, 9): (99, 100, 2520, 384),
+    (9, 0): (227, 228, 1980, 5120),
+    (10, 0): (227, 228, 1965, 8192),
+    (10, 3): (227, 228, 1920, 8192),
+}
+"""KiB of shared memory of a block and of a multiprocessor (CUDA C++ Programming Guide, table of technical
+specifications by compute capability), MHz at boost, and bits of the memory bus (datasheets)."""
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -224,6 +254,11 @@ def _replaced(device: ModuleType, properties: Properties) -> dict[str, Any]:
     def mem_get_info(device: Any = None) -> tuple[int, int]:
         return memory_info(index(device))
 
+    def properties_at(of: Any = None) -> Properties:
+        if not 0 <= index(of) < device.device_count():
+            raise AssertionError("Invalid device id")  # as PyTorch says
+        return properties
+
     return {
         "_cudart": _runtime(device),
         "_is_compiled": lambda: True,
@@ -232,10 +267,10 @@ def _replaced(device: ModuleType, properties: Properties) -> dict[str, Any]:
         "device_count": device.device_count,
         "is_available": lambda: True,
         "is_bf16_supported": lambda including_emulation=True: properties.major >= 8,
-        "get_device_properties": _initializing(lambda device=None: properties),
-        "_get_device_properties": lambda device: properties,
-        "get_device_capability": _initializing(lambda device=None: (properties.major, properties.minor)),
-        "get_device_name": _initializing(lambda device=None: properties.name),
+        "get_device_properties": _initializing(properties_at),
+        "_get_device_properties": properties_at,
+        "get_device_capability": _initializing(lambda device=None: (properties_at(device).major, properties.minor)),
+        "get_device_name": _initializing(lambda device=None: properties_at(device).name),
         "mem_get_info": _initializing(mem_get_info),
         "default_generators": tuple(device.default_generator(k) for k in range(device.device_count())),
         "get_rng_state": get_rng_state,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from os import PathLike, fspath
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, NamedTuple
@@ -137,8 +138,8 @@ def install_extensions(costs: KernelCosts, warn: Callable[[str], None]) -> None:
     def change(module: ModuleType) -> None:
         plain_load, plain_inline = module.load, module.load_inline
 
-        def load(name: str, sources: str | Sequence[str], *rest: Any, **named: Any) -> Any:
-            paths = [sources] if isinstance(sources, str) else list(sources)
+        def load(name: str, sources: str | PathLike[str] | Sequence[Any], *rest: Any, **named: Any) -> Any:
+            paths = [fspath(each) for each in ([sources] if isinstance(sources, str | PathLike) else sources)]
             if not any(path.endswith((".cu", ".cuh")) for path in paths):
                 return plain_load(name, sources, *rest, **named)
             texts = [Path(path).read_text(encoding="utf-8") for path in paths]

@@ -84,7 +84,7 @@ class NcclOptions(Backend.Options):
     """``ProcessGroupNCCL.Options``."""
 
     def __init__(self, is_high_priority_stream: bool = False) -> None:
-        super().__init__("nccl")
+        super().__init__("nccl", timedelta(minutes=10))
         self.is_high_priority_stream = is_high_priority_stream
         self.config = _Configuration()
 
@@ -125,6 +125,7 @@ def _install_nccl(device: ModuleType) -> None:
     lacking = {
         "options": property(lambda self: NcclOptions()),
         "comm_split_count": lambda self: 0,
+        "_set_default_timeout": lambda self, timeout: None,
         "perform_nocolor_split": lambda self, device: None,
         "register_mem_pool": lambda self, pool: None,
         "deregister_mem_pool": lambda self, pool: None,

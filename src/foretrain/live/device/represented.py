@@ -104,8 +104,14 @@ def _tell_of_last_rank(device: ModuleType, world: int) -> None:
 
     for function in (get_rank, get_world_size):
         function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+    plain_init = dist.init_process_group
+
+    def init_process_group(*given: Any, **named: Any) -> None:
+        plain_init(*given, **named)
+        look(sys._getframe(1))  # who calls it may have its rank from the environment
+
     for module in (dist, distributed_c10d):
-        put(module, get_rank=get_rank, get_world_size=get_world_size)
+        put(module, get_rank=get_rank, get_world_size=get_world_size, init_process_group=init_process_group)
 
 
 def _line_of_comparison(file: str) -> int | None:
