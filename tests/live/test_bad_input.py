@@ -57,6 +57,12 @@ def test_what_is_not_simulated_is_named_with_a_remedy() -> None:
     assert os.wait()[1] == 9 << 8
 
 
+@on_gpus(cluster="dgx-h100:1,ranks=0-1", says="one process computes on cuda:0 and cuda:1, and a simulated rank has one")
+def test_a_model_on_several_gpus_of_one_process_is_warned_of() -> None:
+    first, second = (torch.nn.Linear(4096, 4096).to(f"cuda:{k}") for k in range(2))
+    second(first(torch.ones(8, 4096, device="cuda:0")).to("cuda:1")).sum().backward()
+
+
 @on_gpus(cluster="H100", says="starts a Python of its own")
 def test_a_python_that_a_script_starts_is_told_to_have_no_gpu() -> None:
     import subprocess

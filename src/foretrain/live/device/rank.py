@@ -8,7 +8,7 @@ import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from types import ModuleType
@@ -157,7 +157,7 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
         warn("the loads of --experts changed nothing: no counted choices of a router's topk or argmax were seen")
     if settings.operators is not None:
         prices.write(f"{settings.operators}{rank}")
-    _note_memory(device, _out_of_memory(failure))
+    _note_memory(device, _out_of_memory(failure), warn)
     try:
         device.leave(status)
     except DistBackendError:
@@ -370,6 +370,10 @@ def _leave_log(device: ModuleType, socket: int) -> None:
         os.close(socket)
 
 
+_OF_A_MODEL = 16 << 20
+"""Bytes on a GPU from which it is taken to be used: less may be a tensor that was put on the wrong one."""
+
+
 def _out_of_memory(error: BaseException | None) -> str | None:
     """Return the message of PyTorch's allocator, if that is why the script failed."""
     while error is not None:
@@ -379,8 +383,17 @@ def _out_of_memory(error: BaseException | None) -> str | None:
     return None
 
 
-def _note_memory(device: ModuleType, failure: str | None) -> None:
-    """Write the last note: peak memory of the rank's fullest GPU, and the allocator's error if it was too little."""
+def _note_memory(device: ModuleType, failure: str | None, warn: Callable[[str], None]) -> None:
+    """Write the last note: peak memory of the rank's fullest GPU, and the allocator's error if it was too little.
+
+    Warn of a rank with several GPUs, which no simulation has.
+    """
     needs = [device.memory_needed(index) for index in range(device.device_count())]
+    used = [f"cuda:{index}" for index, need in enumerate(needs) if need["allocated"] >= _OF_A_MODEL]
+    if len(used) > 1:
+        warn(
+            f"one process computes on {' and '.join(used)}, and a simulated rank has one GPU: the arithmetic of all "
+            "counts as one's, and memory is the fullest's; start a process for each GPU"
+        )
     most = max(needs, key=lambda need: (need["reserved"], need["allocated"]))
     device.note(device.MEMORY, 0, 0, json.dumps(most | {"out_of_memory": failure}).encode())
