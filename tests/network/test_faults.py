@@ -7,7 +7,7 @@ import pytest
 from foretrain.cli.search import SearchOptions
 from foretrain.cli.simulate import SimulateOptions
 from foretrain.errors import ConfigError
-from foretrain.network.deployment_notation import place, with_faults
+from foretrain.network.deployment_notation import deployment, place, with_faults
 
 WHERE = place("dgx-h100:2")
 
@@ -45,6 +45,11 @@ def test_a_gpu_computes_longer():
 def test_what_is_no_fault_is_refused(text, message):
     with pytest.raises(ConfigError, match=message):
         with_faults(WHERE, [text])
+
+
+def test_a_gpu_that_the_job_does_not_use_has_no_fault():
+    with pytest.raises(ConfigError, match=r"is of a GPU without a rank of the job; the job has s0.gpu0 to s0.gpu3"):
+        with_faults(deployment("dgx-h100:1,ranks=0-3"), ["gpu:s0.gpu7=50%"])
 
 
 def test_an_unknown_node_is_told_near_names_and_one_of_each_kind():

@@ -274,6 +274,9 @@ def with_faults(where: Deployment, faults: Sequence[str]) -> Deployment:
             made = made.straggling({match[2]: 1 / part}) if match[1] == "gpu" else _degraded(made, match[2], part)
         except ConfigError as error:
             raise error.at(f"fault {text!r}") from None
+        if match[1] == "gpu" and match[2] not in (own := [made.nodes[made.ranks[rank]].name for rank in where.members]):
+            known = f"{own[0]} to {own[-1]}" if len(own) > 1 else own[0]
+            raise ConfigError("fault", text, "is of a GPU without a rank of the job", f"the job has {known}")
     return dataclasses.replace(where, topology=made, _memo={})
 
 
