@@ -44,6 +44,8 @@ def test_what_is_not_simulated_is_named_with_a_remedy() -> None:
     assert not hasattr(torch.cuda.get_device_properties(0), "cluster_size")
     with pytest.raises(AssertionError, match="Invalid device id"):
         torch.cuda.get_device_name(99)
+    assert torch.cuda.get_device_name() == torch.cuda.get_device_name("cuda") == torch.cuda.get_device_name(0)
+    assert torch.cuda.get_device_capability() == (9, 0)
     torch.repeat_interleave(large, output_size=1 << 20)  # as the message says
     child = os.fork()
     if child == 0:

@@ -255,7 +255,7 @@ def _replaced(device: ModuleType, properties: Properties) -> dict[str, Any]:
         return memory_info(index(device))
 
     def properties_at(of: Any = None) -> Properties:
-        if not 0 <= index(of) < device.device_count():
+        if not -1 <= index(of) < device.device_count():  # -1 is the current one
             raise AssertionError("Invalid device id")  # as PyTorch says
         return properties
 
