@@ -8,6 +8,7 @@ import math
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from msgspec import structs
 from foretrain.experiments import result_store
 from foretrain.experiments.result_store import ResultStore
 from foretrain.live.rank_processes import OutOfMemory
+from foretrain.recipe_search import evaluation
 from foretrain.recipe_search.api import _compared, step_time
 from foretrain.recipe_search.comparison import Ratio, bound_by, front, interval, ratio, sigma, why_slower
 from foretrain.recipe_search.evaluation import (
@@ -430,6 +432,24 @@ def test_a_budget_ends_a_search_with_what_it_has(tmp_path: Path) -> None:
         searched(tmp_path, deadline=0.0)
 
 
+def test_what_a_worker_would_begin_after_the_budget_is_not_simulated(tmp_path: Path) -> None:
+    late = RecipeRun(RunSetting("no cluster"), ("no script.py",), 3, until=time.time() - 1)
+    assert evaluation.run(late) == RunResult(late.id, "late")
+    asked: list[RecipeRun] = []
+
+    def answer(run: RecipeRun) -> RunResult:
+        asked.append(run)
+        return simulated(run) if len(asked) < 3 else RunResult(run.id, "late")
+
+    deadline = time.monotonic() + 600
+    found, _ = searched(tmp_path, answer, exhaustive=True, deadline=deadline)
+    assert (found.runs, found.finished, len(found.ranked)) == (2, False, 2)
+    assert all(one.until == pytest.approx(time.time() + 600, abs=60) for one in asked)
+    with ResultStore(tmp_path / "store", RunResult) as store:
+        assert {one.status for one in store.found.values()} == {"done"}  # what was late is not kept
+        assert len(store.found) == 2
+
+
 def test_with_a_budget_and_without_smaller_runs_the_first_recipes_have_all_values(tmp_path: Path) -> None:
     space = {key: SPACE[key] for key in ("values", "derived", "require", "flags", "tokens", "memory")}
     _, pool = searched(tmp_path / "a", space=space)
@@ -511,6 +531,7 @@ def test_a_digest_knows_what_is_imported_from_anywhere_but_not_a_space(tmp_path:
         return digest_of(str(script), False, [], apart=space)
 
     before = digest()
+    assert digest_of(str(script), False, [str(space)], apart=space) != before  # an argument that is read counts
     space.write_text("SPACE = {'values': {}}")
     assert digest() == before
     (folders[2] / "layers.py").write_text("width = 2")

@@ -197,7 +197,7 @@ def _processes(jobs: int | None, address: str | None) -> Iterator[tuple[Parallel
     with joblib.parallel_config(backend="loky", n_jobs=count, initializer=_as_worker, initargs=(os.getpid(),)):
         threading.excepthook = told
         try:
-            yield joblib.Parallel(batch_size=1, pre_dispatch=count, return_as="generator_unordered"), count
+            yield joblib.Parallel(batch_size=1, return_as="generator_unordered"), count
         finally:
             if count > 1:
                 # joblib keeps its processes for a next loop, for five minutes.
@@ -264,7 +264,7 @@ def _dask(jobs: int | None, address: str | None) -> Iterator[tuple[Parallel, int
         if not count:
             raise ConfigError("address", address, "is a Dask cluster without workers", "start some with dask worker")
         with joblib.parallel_config(backend="dask", n_jobs=count):
-            yield joblib.Parallel(batch_size=1, pre_dispatch=count, return_as="generator_unordered"), count
+            yield joblib.Parallel(batch_size=1, return_as="generator_unordered"), count
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import hashlib
+import math
 import re
 import sys
 import sysconfig
@@ -91,7 +92,7 @@ class RunResult(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         id: the run's.
-        status: done; invalid, the script or its simulation failed; memory, it ran out of it.
+        status: done; invalid, the script or its simulation failed; memory, it ran out of it; late, it was not begun.
         account: of the last step; None where it failed.
         reason: why it failed, in the script's own words.
         usable: bytes of a GPU's memory that a script can have.
@@ -107,7 +108,7 @@ class RunResult(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     id: str
-    status: Literal["done", "invalid", "memory"]
+    status: Literal["done", "invalid", "memory", "late"]
     account: Account | None = None
     reason: str = ""
     usable: int = 0
@@ -154,12 +155,14 @@ class RecipeRun:
         argv: the script and its arguments.
         steps: that it makes.
         scratch: folder of the search for temporary files, also of a worker that is killed; None for the system's.
+        until: `time.time` after which it is not begun: workers are given simulations ahead.
     """
 
     setting: RunSetting
     argv: tuple[str, ...]
     steps: int
     scratch: str | None = None
+    until: float = math.inf
 
     @property
     def id(self) -> str:
@@ -174,15 +177,15 @@ def digest_of(script: str, module: bool, others: Iterable[str], apart: Path | No
     It may import the files beside it, and packages there; a module those of its own package; and what these sources
     import that is not installed, e.g. from PYTHONPATH. Others may be names of files, or of modules that are not
     installed, e.g. one's own configurations. Of a file that is larger than a source file is, the size and the time of
-    the last change count. ``apart`` is a file that does not count, though it lies beside the script.
+    the last change count. ``apart`` is a file that does not count only because it lies beside the script.
     """
     others = {*others}
     named = [_top(name) for name in others if all(part.isidentifier() for part in name.split("."))]
     tops = [top for top in named if top is not None and _is_own(top)] + ([_top(script)] if module else [])
     paths = {*map(Path, others)}.union(*map(_sources, tops))
-    paths.update(() if module else (Path(script), *_beside(Path(script).parent)))
+    beside = () if module else (Path(script), *_beside(Path(script).parent))
+    paths.update(path for path in beside if apart is None or path.absolute() != apart.absolute())
     paths.update(_imported(paths, ["" if module else str(Path(script).parent), *sys.path[1:]]))
-    paths.difference_update(() if apart is None else (apart,))
     digest = hashlib.blake2b(digest_size=10)
     for path in sorted(paths):
         with contextlib.suppress(OSError, ValueError):  # no file, or none any more
@@ -251,6 +254,8 @@ def _beside(folder: Path) -> Iterator[Path]:
 
 def run(asked: RecipeRun) -> RunResult:
     """Simulate; an outcome holds the error of a run that fails. Only bugs raise."""
+    if time.time() > asked.until:
+        return RunResult(asked.id, "late")
     warm, output = _warm()
     output.seek(0)
     output.truncate()
@@ -282,6 +287,11 @@ def run(asked: RecipeRun) -> RunResult:
         tempfile.tempdir = usual
     seconds, cpu = time.perf_counter() - began, time.process_time() + warm.cpu - computed
     return msgspec.structs.replace(result, seconds=seconds, cpu=cpu)
+
+
+def clock_time(deadline: float) -> float:
+    """Return the `time.time`, which workers on other machines have, too, of a `time.monotonic`."""
+    return time.time() + deadline - time.monotonic()
 
 
 def _give_up(ranks: tuple[int, ...], seconds: float) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from foretrain.experiments.execution import Pool
 from foretrain.experiments.result_store import ResultStore
 from foretrain.live.imbalance import DRAWS, ImbalancePoint, drawn_loads
-from foretrain.recipe_search.evaluation import RecipeRun, RunResult, RunSetting, run
+from foretrain.recipe_search.evaluation import RecipeRun, RunResult, RunSetting, clock_time, run
 from foretrain.recipe_search.space import Recipe
 from foretrain.recipe_search.strategy import Progress
 from foretrain.units import SECOND
@@ -56,7 +56,7 @@ def expert_curves(
     """
     runs = {
         (recipe.number, draw): RecipeRun(
-            replace(setting, experts=drawn_loads(*draw)), recipe.argv, steps, scratch
+            replace(setting, experts=drawn_loads(*draw)), recipe.argv, steps, scratch, clock_time(deadline)
         )
         for draw in DRAWS
         for recipe in recipes
@@ -74,7 +74,7 @@ def expert_curves(
 
         if missing:
             with pool.results(run, handed()) as results:
-                for outcome in results:
+                for outcome in (one for one in results if one.status != "late"):
                     store.add([outcome])
                     done += 1
                     progress("loads of experts", done, len(wanted))

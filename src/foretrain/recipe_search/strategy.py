@@ -32,7 +32,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Literal
 
@@ -41,7 +41,7 @@ import msgspec
 from foretrain.errors import ForetrainError
 from foretrain.experiments.execution import Pool
 from foretrain.experiments.result_store import ResultStore
-from foretrain.recipe_search.evaluation import Account, RecipeRun, RunResult, RunSetting, run
+from foretrain.recipe_search.evaluation import Account, RecipeRun, RunResult, RunSetting, clock_time, run
 from foretrain.recipe_search.space import Recipe, RecipeSpace, ShortRun, Value, listed, value_text
 
 Status = Literal["open", "estimated", "whole", "invalid", "memory", "beaten"]
@@ -282,6 +282,9 @@ class Search:
         self._progress(what, self._made, total)
         with self._pool.results(run, self._handed(runs, asked)) as results:
             for outcome in results:
+                if outcome.status == "late":
+                    self._late = True
+                    continue
                 self._made += 1
                 self._store.add([outcome])
                 self._learn(outcome, asked[outcome.id])
@@ -292,9 +295,10 @@ class Search:
         self, runs: Mapping[str, RecipeRun], asked: Mapping[str, list[tuple[RecipeState, int]]]
     ) -> Iterator[RecipeRun]:
         """Yield runs as workers are free, but for those that what has been learnt makes needless."""
-        left = dict(runs)
+        left, until = dict(runs), clock_time(self._deadline)
         while left:
-            if time.monotonic() > self._deadline and (self._handed_out or not self._also):
+            first = bool(self._also and not self._handed_out)
+            if time.monotonic() > self._deadline and not first:
                 self._late = True
                 return
             name = next(iter(left))
@@ -306,7 +310,7 @@ class Search:
             wanted = [candidate for candidate, _ in asked[name] if not self._needless(candidate)]
             if wanted:
                 self._handed_out.update(wanted[0].recipe.values.items())
-                yield made
+                yield made if first else replace(made, until=until)
 
     def _repeats(self, candidate: RecipeState) -> tuple[int, int]:
         """Return a key that is least for a recipe with most values that were not simulated yet, else the rarest."""
@@ -442,7 +446,7 @@ class Search:
             max(self._errors, default=0.0),
             self._runs,
             self._cpu,
-            (*self._ignored(), *self._simulations_warnings(), *self._hasty(ranked[0]), *self._unlike_work()),
+            (*self._ignored(), *self._warned(), *self._hasty(ranked[0]), *self._unlike_work()),
             not self._late,
             self._objective,
         )
@@ -469,7 +473,7 @@ class Search:
         if winner.status == "estimated":
             yield "the budget was over before a recipe was simulated whole: all are extended from smaller runs"
 
-    def _simulations_warnings(self) -> Iterator[str]:
+    def _warned(self) -> Iterator[str]:
         """Yield what whole simulations warned of, and which kernels' times are guesses, with how many it concerns."""
         whole = [one.outcome for one in self.candidates if one.status == "whole" and one.outcome is not None]
         for warning, count in Counter(text for one in whole for text in one.warnings).items():

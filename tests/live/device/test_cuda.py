@@ -18,6 +18,7 @@ from tests.live.command import on_gpus, simulate
 
 def test_properties_are_those_of_the_gpu() -> None:
     from foretrain.device import preset
+    from foretrain.device.presets import preset_names
     from foretrain.live.device.cuda import properties_of
 
     found, newer = properties_of(preset("A100")), properties_of(preset("H100"))
@@ -25,6 +26,8 @@ def test_properties_are_those_of_the_gpu() -> None:
     assert (found.clock_rate, newer.clock_rate) == (1_410_000, 1_980_000)
     assert found.memory_clock_rate == pytest.approx(1_593_000, rel=1e-3)
     assert newer.memory_clock_rate == pytest.approx(2_619_000, rel=1e-3)
+    assert properties_of(preset("2080Ti")).memory_clock_rate == pytest.approx(7_000_000, rel=1e-3)
+    assert all(properties_of(preset(name)).clock_rate for name in preset_names())
 
 
 @pytest.mark.smoke

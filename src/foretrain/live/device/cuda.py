@@ -88,7 +88,8 @@ def install(device: ModuleType, properties: Properties) -> None:
 def properties_of(gpu: Device) -> Properties:
     """Return the properties of a preset."""
     major, minor = gpu.capability
-    block, multiprocessor, clock, width = _BY_CAPABILITY[gpu.capability]
+    block, multiprocessor = _SHARED_MEMORY[gpu.capability]
+    clock, width = _CLOCK_AND_BUS[gpu.name] if gpu.name in _CLOCK_AND_BUS else _CLOCK_AND_BUS[gpu.capability]
     return Properties(
         gpu.product,
         major,
@@ -104,21 +105,36 @@ def properties_of(gpu: Device) -> Properties:
     )
 
 
-_BY_CAPABILITY = {
-    (3, 7): (48, 112, 875, 384),
-    (5, 2): (48, 96, 1178, 256),
-    (6, 0): (48, 64, 1480, 4096),
-    (7, 0): (96, 96, 1530, 4096),
-    (7, 5): (64, 64, 1590, 256),
-    (8, 0): (163, 164, 1410, 5120),
-    (8, 6): (99, 100, 1740, 384),
-    (8, 9): (99, 100, 2520, 384),
-    (9, 0): (227, 228, 1980, 5120),
-    (10, 0): (227, 228, 1965, 8192),
-    (10, 3): (227, 228, 1920, 8192),
+_SHARED_MEMORY = {
+    (3, 7): (48, 112),
+    (5, 2): (48, 96),
+    (6, 0): (48, 64),
+    (7, 0): (96, 96),
+    (7, 5): (64, 64),
+    (8, 0): (163, 164),
+    (8, 6): (99, 100),
+    (8, 9): (99, 100),
+    (9, 0): (227, 228),
+    (10, 0): (227, 228),
+    (10, 3): (227, 228),
 }
-"""KiB of shared memory of a block and of a multiprocessor (CUDA C++ Programming Guide, table of technical
-specifications by compute capability), MHz at boost, and bits of the memory bus (datasheets)."""
+"""KiB that a block can have, and a multiprocessor has, by compute capability (CUDA C++ Programming Guide)."""
+_CLOCK_AND_BUS: dict[tuple[int, int] | str, tuple[int, int]] = {
+    (3, 7): (875, 384),
+    (5, 2): (1178, 256),
+    (6, 0): (1480, 4096),
+    (7, 0): (1530, 4096),
+    (7, 5): (1590, 256),
+    "2080Ti": (1545, 352),
+    (8, 0): (1410, 5120),
+    (8, 6): (1695, 384),
+    (8, 9): (2520, 384),
+    (9, 0): (1980, 5120),
+    "H200": (1980, 6144),
+    (10, 0): (1965, 8192),
+    (10, 3): (1920, 8192),
+}
+"""MHz at boost, and bits of the memory bus, by compute capability or where GPUs of one differ by name (datasheets)."""
 
 
 def _nothing(*_: Any, **__: Any) -> None:
