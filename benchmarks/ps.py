@@ -139,6 +139,7 @@ class Found:
         steps: by schedule, iterations over links whose rate changes.
         messages: CPU seconds of a small message.
         naive: the same of a server of NumPy and ZeroMQ.
+        measured: of each of these the date and the machine, by what the program calls them; old files lack it.
         failures: what could not be measured.
     """
 
@@ -148,6 +149,7 @@ class Found:
     steps: dict[str, Any] = field(default_factory=dict)
     messages: dict[str, float] = field(default_factory=dict)
     naive: dict[str, float] = field(default_factory=dict)
+    measured: dict[str, str] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
 
@@ -158,15 +160,15 @@ def quick() -> list[Cell]:
 
 
 def full() -> list[Cell]:
-    """The grid; R = 1, which counts most, comes first."""
+    """The grid; R = 1, which counts most, comes first, then whole models at other ratios."""
     from foretrain.workload import zoo
 
     sizes = {model: BYTES / zoo(model, precision="fp32").size for model in MODELS}
-    cells = []
-    for ratio in sorted(RATIOS, key=lambda ratio: abs(ratio - 1)):
-        cells += [Cell(setup, model, ratio, sizes[model]) for setup in SETUPS for model in MODELS]
-        cells += [Cell(WHOLE[model], model, ratio, 1.0) for model in MODELS]
-    return [replace(cells[0], traced=True), *cells[1:]]
+    parts = [Cell(setup, model, ratio, sizes[model]) for ratio in RATIOS for setup in SETUPS for model in MODELS]
+    whole = [Cell(WHOLE[model], model, ratio, 1.0) for ratio in RATIOS for model in MODELS]
+    first = [cell for cell in (*parts, *whole) if cell.ratio == 1]
+    others = [cell for cell in (*whole, *parts) if cell.ratio != 1]
+    return [replace(first[0], traced=True), *first[1:], *others]
 
 
 @contextmanager
@@ -613,6 +615,7 @@ def details(found: Found) -> dict[str, Any]:
         "sum_rates": found.sum_rates,
         "messages": found.messages,
         "naive": found.naive,
+        "measured": found.measured,
         "steps": found.steps,
         "failures": found.failures,
     }
@@ -624,14 +627,17 @@ def main() -> None:
     arguments = options(__doc__ or "", lambda parser: parser.add_argument("--minutes", type=float, help=more))
     brief, file = arguments.quick, arguments.json
     found = Found() if brief else kept(file)
+    here = machine()
     end = time.monotonic() + 60 * (math.inf if arguments.minutes is None else arguments.minutes)
 
-    def keep(what: str, have: object, measure: Callable[[], None]) -> None:
-        """Measure what a file does not have, and write the file."""
+    def keep(what: str, have: object, measure: Callable[[], None], *, dated: bool = True) -> None:
+        """Measure what a file does not have, and write the file, with the date."""
         if have or time.monotonic() > end:
             return
         try:
             measure()
+            if dated:
+                found.measured[what] = f"{here['date']}, {here['cores']} cores, {here['cpu']}"
         except ForetrainError as error:
             found.failures.append(f"{what}: {error}")
             print(f"failed: {found.failures[-1]}", file=sys.stderr, flush=True)
@@ -661,7 +667,8 @@ def main() -> None:
     have, seconds = [cell for cell, _ in found.results], 0.3 if brief else 2.0
     picture = file.with_suffix(".svg") if file else None
     for cell in quick() if brief else full():
-        keep(str(cell), cell in have, lambda cell=cell: found.results.append((cell, measured(cell, seconds, picture))))
+        one = lambda cell=cell: found.results.append((cell, measured(cell, seconds, picture)))  # noqa: E731
+        keep(str(cell), cell in have, one, dated=False)  # each has its own
     show(found.results)
     if off := deviations(found):
         print(f"standard deviations: {', '.join(f'{name} {share:.1%}' for name, share in off.items())}")

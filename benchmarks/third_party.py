@@ -72,6 +72,8 @@ class Row:
         feature: what it shows.
         command: as the repository's README gives it, behind torchrun and its options.
         shorter: further arguments that end it soon, or replace data that would be downloaded.
+        then: further arguments of a second run, which begins with what the first has left; the outcome is that of the
+            second, if the first worked. Empty where there is none.
         folder: of the checkout, where the command is typed.
         cluster: simulated.
         options: of ``foretrain simulate``.
@@ -86,6 +88,7 @@ class Row:
     feature: str
     command: str
     shorter: str = ""
+    then: str = ""
     folder: str = "."
     cluster: str = "dgx-h100:1"
     options: str = ""
@@ -156,7 +159,14 @@ def outcome_of(row: Row, source: Source, checkouts: Path) -> Outcome:
         copy = Path(scratch, source.name)
         shutil.copytree(checkout, copy, symlinks=True, ignore=shutil.ignore_patterns(".git"))
         command = f"{row.command} {row.shorter}".format_map(source.words)
-        return _simulated(row, shlex.split(command), copy / row.folder, _commit(checkout))
+        folder, environment = copy / row.folder, _environment(row)
+        if error := _prepare(row, folder, environment):
+            return Outcome(error=error)
+        for script in filter(None, (command, row.then and f"{command} {row.then}")):
+            outcome = _simulated(row, shlex.split(script), folder, environment, _commit(checkout))
+            if outcome.error:
+                break
+        return outcome
 
 
 def _installed(need: str) -> bool:
@@ -168,20 +178,29 @@ def _installed(need: str) -> bool:
         return False
 
 
-def _simulated(row: Row, script: Sequence[str], folder: Path, commit: str) -> Outcome:
+def _environment(row: Row) -> dict[str, str]:
     # As in an activated environment: what a script starts is of this Python.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     environment = os.environ | OFFLINE | {"PATH": path} | dict(row.environment)
     if "PYTHONPATH" in row.environment:
         environment["PYTHONPATH"] = os.pathsep.join([row.environment["PYTHONPATH"], os.environ.get("PYTHONPATH", "")])
-    told = folder / "foretrain.json"
+    return environment
+
+
+def _prepare(row: Row, folder: Path, environment: Mapping[str, str]) -> str:
+    """Make the data of ``row``; return what went wrong."""
     for data in row.prepare:
         made = subprocess.run(
             [sys.executable, str(DATA), *shlex.split(data)], cwd=folder, env=environment, capture_output=True,
             text=True, check=False,
         )  # fmt: skip
         if made.returncode:
-            return Outcome(error=f"{data}: {first_error(made.stderr)}")
+            return f"{data}: {first_error(made.stderr)}"
+    return ""
+
+
+def _simulated(row: Row, script: Sequence[str], folder: Path, environment: Mapping[str, str], commit: str) -> Outcome:
+    told = folder / "foretrain.json"
     command = [sys.executable, "-m", "foretrain", "simulate", "--cluster", row.cluster, "--json", str(told)]
     command += [*shlex.split(row.options), "--", *script]
     here = machine()
@@ -323,6 +342,7 @@ def markdown(outcomes: Mapping[str, Outcome]) -> str:
 def _line(row: Row, outcome: Outcome, source: Source) -> str:
     settings = " ".join(f"{name}={value}" for name, value in row.environment.items())
     command = f"`{' '.join(filter(None, (settings, row.command)))}`" + (f" [`{row.shorter}`]" if row.shorter else "")
+    command += f", then with `{row.then}`, too" if row.then else ""
     verdict = "works" if outcome.step is not None else "not tried" if outcome.skipped else "fails"
     verdict += _elsewhere(outcome, source)
     cluster = f"{row.cluster} `{row.options}`" if row.options else row.cluster

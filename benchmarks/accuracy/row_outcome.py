@@ -124,13 +124,15 @@ def _outcome(row: Row, factor: float | None, host: float | None, memory: int | N
     from foretrain.device import HOST_LAUNCH
     from foretrain.errors import ForetrainError
     from foretrain.live.simulate import simulate
-    from foretrain.network.deployment_notation import deployment
+    from foretrain.network.deployment_notation import deployment, place
 
     device, stack = device_of(row), stack_of(row)
     known = Outcome(row.id, row.family, row.model, device, stack, row.ranks, row.seconds, memory_measured=row.memory)
     launch = None if host is None else round(HOST_LAUNCH * host)
-    chosen = ",ranks=0-" + str(row.ranks - 1)
-    where = deployment(f"{row.cluster},device={device}{chosen}").carried_by("nccl")
+    if row.gpu:
+        where = deployment(f"{row.cluster},device={device},ranks=0-{row.ranks - 1}").carried_by("nccl")
+    else:
+        where = place(row.cluster)
     begin = time.perf_counter()
     warm, said = _warm()
     said.seek(0)

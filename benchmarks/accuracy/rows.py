@@ -11,14 +11,13 @@ import argparse
 import csv
 import os
 import re
-import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from foretrain.cli.accuracy import load_runs
-from foretrain.network.deployment_notation import deployment
+from foretrain.network.deployment_notation import place
 from foretrain.units import SECOND, parse_size, parse_time
 
 HERE = Path(__file__).parent
@@ -32,8 +31,9 @@ class Row:
     """One measurement, and the run that repeats it.
 
     Attributes:
-        cluster: in foretrain's notation of topologies; its servers have 8 GPUs, of which the job may use fewer.
-        gpu: one of `GPUS`.
+        cluster: in foretrain's notation of topologies; its servers have 8 GPUs, of which the job may use fewer. Of a
+            contributed run in that of clusters, all of whose GPUs take part.
+        gpu: one of `GPUS`; empty for a contributed run.
         ranks: processes, one for each GPU.
         script: a file of this folder.
         argv: its arguments.
@@ -407,16 +407,19 @@ def contributed(path: Path = CONTRIBUTED) -> tuple[list[Row], list[Left]]:
     left: list[Left] = []
     for number, run in enumerate(load_runs(path), 1):
         name = f"contributed-{number:04d}"
-        script, *argv = shlex.split(run.command)
+        variables, (script, *argv) = run.parts()
         if not (HERE.parents[1] / script).is_file():
+            script = argv[0] if script == "-m" else script
             left.append(Left(name, "contributed", f"{script} is not in this checkout"))
             continue
-        where = deployment(run.cluster)
+        if variables:
+            left.append(Left(name, "contributed", f"{script} needs variables of the environment"))
+            continue
+        where = place(run.cluster)
         seconds = parse_time(run.step_time) / SECOND
         beside = os.path.relpath(HERE.parents[1] / script, HERE)
-        cluster = re.sub(r",device=[^,]*", "", run.cluster)
         rows.append(Row(
-            id=name, family="contributed", tier="A", model=Path(script).name, precision="", cluster=cluster, gpu="",
+            id=name, family="contributed", tier="A", model=Path(script).name, precision="", cluster=run.cluster, gpu="",
             ranks=len(where.members), script=beside, argv=tuple(argv), tokens=0,
             seconds=seconds, memory=parse_size(run.memory) if run.memory else None, stack=run.software,
             departures=(), device=str(where.device), factor=run.stack,

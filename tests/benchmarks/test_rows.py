@@ -156,11 +156,20 @@ def test_contributed_runs_are_rows(accuracy, tmp_path):
         'step_time = "2 s"\nsource = "log"\nsoftware = "torch"\ndate = 2025-11-25\n',
     )
     ours = 'command = "benchmarks/accuracy/llama.py --batch 2"\ncluster = "dgx-h100:2,device=H100"\nmemory = "70 GiB"\n'
-    theirs = 'command = "train.py"\ncluster = "dgx-h100:1,device=H100"\n'
-    table.write_text("".join(f'[[run]]\ncontributor = "Ada"\n{common}{one}' for one in (ours, theirs)))
-    (row,), (left,) = contributed(table)
+    on_one = 'command = "benchmarks/accuracy/llama.py --batch 2"\ncluster = "A100"\n'
+    theirs = [
+        f'command = "{command}"\ncluster = "dgx-h100:1,device=H100"\n'
+        for command in ("train.py", "-m train.all --batch 2", "X=1 benchmarks/accuracy/llama.py")
+    ]
+    table.write_text("".join(f'[[run]]\ncontributor = "Ada"\n{common}{one}' for one in (ours, on_one, *theirs)))
+    (row, single), left = contributed(table)
 
-    assert (row.cluster, row.device, row.ranks, row.seconds) == ("dgx-h100:2", "H100", 16, 2)
+    assert (row.cluster, row.device, row.ranks, row.seconds) == ("dgx-h100:2,device=H100", "H100", 16, 2)
     assert (ACCURACY / row.script).resolve() == ACCURACY / "llama.py"
     assert (row.argv, row.memory, row.contributor) == (("--batch", "2"), 70 << 30, "Ada")
-    assert left.reason == "train.py is not in this checkout"
+    assert (single.cluster, single.device, single.ranks) == ("A100", "A100", 1)
+    assert [one.reason for one in left] == [
+        "train.py is not in this checkout",
+        "train.all is not in this checkout",
+        "benchmarks/accuracy/llama.py needs variables of the environment",
+    ]

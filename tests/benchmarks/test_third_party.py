@@ -126,3 +126,25 @@ def test_the_page_tells_shares_and_why_what_fails_does(monkeypatch: pytest.Monke
     assert "`{SIZE}` stands for `--layers 2`." in page
     assert "- repo: two: it calls home (`OSError: no`)" in page
     assert third_party.share(outcomes) == 0.5
+
+
+def test_a_second_run_begins_with_what_the_first_has_left(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    folder = tmp_path / SOURCE.name
+    folder.mkdir()
+    (folder / "train.py").write_text(
+        "import sys, torch\n"
+        "from pathlib import Path\n"
+        "assert Path('left').exists() == ('--load' in sys.argv), 'not as it was left'\n"
+        "weight = torch.nn.Parameter(torch.ones(1, device='cuda'))\n"
+        "weight.sum().backward()\n"
+        "torch.optim.SGD([weight]).step()\n"
+        "Path('left').touch()\n",
+        encoding="utf-8",
+    )
+
+    twice = third_party.outcome_of(Row("repo", "trains", "train.py", cluster="H100", then="--load"), SOURCE, tmp_path)
+    loaded = third_party.outcome_of(Row("repo", "trains", "train.py --load", cluster="H100"), SOURCE, tmp_path)
+
+    assert (twice.error, loaded.error) == ("", "AssertionError: not as it was left")
+    assert twice.step is not None

@@ -53,6 +53,7 @@ def test_a_run_is_added_and_measured_again_replaced(tmp_path, capsys):
         ({"step_time": "0 s"}, "step_time: '0 s' is 0"),
         ({"cluster": "leaf_spine:4x8@25Gbps"}, "cluster: 'leaf_spine:4x8@25Gbps' does not say which GPUs it has"),
         ({"command": "torchrun train.py"}, "command: 'torchrun train.py' does not begin with a script"),
+        ({"command": "X=1 -m"}, "command: 'X=1 -m' does not begin with a script"),
         ({"memory": "640 GiB"}, "memory: '640 GiB' is more than a GPU has; H100 has 79.2 GiB"),
         ({"stack": "torchtitann"}, "run.toml: stack: 'torchtitann' is unknown; did you mean 'torchtitan'"),
         ({"date": "2999-01-01"}, "date: '2999-01-01' is in the future"),
@@ -69,9 +70,22 @@ def test_what_is_wrong_is_named(tmp_path, changes, message):
     assert not table.exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "printed"),
+    [
+        ("-m train.all --batch 2", "foretrain simulate --cluster H100 -- -m train.all --batch 2"),
+        ("X=1 Y='a b' train.py", "X=1 Y='a b' foretrain simulate --cluster H100 -- train.py"),
+    ],
+)
+def test_modules_variables_and_a_single_gpu(tmp_path, capsys, command, printed):
+    add(written(tmp_path, cluster="H100", command=command), into=tmp_path / "table.toml")
+
+    assert printed in capsys.readouterr().out
+
+
 def test_the_documented_file_is_accepted(tmp_path):
     page = (Path(__file__).parents[2] / "docs/reference/cli.md").read_text()
-    (text,) = re.findall(r"The last four keys may be left out:\n\n```toml\n(.*?)```", page, re.DOTALL)
+    (text,) = re.findall(r"`NAME=value train.py`\):\n\n```toml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "run.toml").write_text(text)
     dump(Calibration("NVIDIA H100 80GB HBM3", "torch 2.13.0+cu130", ()), tmp_path / "calibration.json")
 

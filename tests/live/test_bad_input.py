@@ -30,7 +30,7 @@ def test_what_is_not_simulated_is_named_with_a_remedy() -> None:
         ("'_cuda_absent': a simulated GPU does not have this", lambda: torch._C._cuda_absent()),
         ("needs the values .* give it its size where it takes one", lambda: torch.repeat_interleave(large)),
         ("register one with torch.library.register_fake", lambda: torch.ops.mylib.shapeless(large)),
-        ("_symmetric_memory: .* leave out .* e.g. asynchronous tensor", lambda: _symmetric_memory.empty(8)),
+        ("_symmetric_memory: .* alone; use collectives", lambda: _symmetric_memory.empty(8)),
         ("init_rpc: calls from rank to rank .* are not simulated", lambda: rpc.init_rpc("worker", rank=0)),
         (
             "simulate what it starts: .* -- train.py --lr 1",

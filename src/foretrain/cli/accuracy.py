@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import re
 import shlex
 import sys
 import tomllib
@@ -28,6 +29,7 @@ HELP = "Add a measured run to those that forecasts are compared with."
 _REMEDY = "see 'foretrain accuracy add' in the reference of commands for the format"
 _NEEDED = ("command", "cluster", "step_time", "contributor", "source", "software", "date")
 _KEYS = (*_NEEDED, "stack", "memory", "calibration", "notes")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z_0-9]*=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class MeasuredRun:
     """A run that was measured.
 
     Attributes:
-        command: the script and its arguments, as torchrun ran it.
+        command: the script, or ``-m`` and a module, and its arguments, as torchrun ran it; variables of the environment
+            may stand before it, as in a shell.
         cluster: in the notation of ``foretrain simulate --cluster``, with its device.
         step_time: of an iteration, with its unit; of steps after the first few.
         contributor: who measured.
@@ -66,13 +69,21 @@ class MeasuredRun:
         """Return what tells measurements apart: a second one with the same replaces the first."""
         return self.command, self.cluster, self.contributor, self.date
 
+    def parts(self) -> tuple[list[str], list[str]]:
+        """Return the variables that the command sets, and the script, or ``-m`` and a module, with its arguments."""
+        words = shlex.split(self.command)
+        variables = 0
+        while variables < len(words) and _VARIABLE.match(words[variables]):
+            variables += 1
+        return words[:variables], words[variables:]
+
 
 def measured_run(entry: dict[str, Any], folder: Path) -> MeasuredRun:
     """Return a checked run of a file in ``folder``; ConfigError names the key, its value and the remedy."""
     from foretrain.device import stack_factor
     from foretrain.device.calibration import load
     from foretrain.device.presets import preset
-    from foretrain.network.deployment_notation import deployment
+    from foretrain.network.deployment_notation import place
     from foretrain.units import parse_size, parse_time
 
     for key in entry:
@@ -88,7 +99,7 @@ def measured_run(entry: dict[str, Any], folder: Path) -> MeasuredRun:
             raise ConfigError(key, value, "is no text, or empty", _REMEDY)
     found = MeasuredRun(**entry)
     try:
-        words = shlex.split(found.command)
+        _, words = found.parts()
     except ValueError as error:
         problem = f"cannot be split into words ({error})"
         raise ConfigError("command", found.command, problem, "quote as in a shell") from None
@@ -99,15 +110,13 @@ def measured_run(entry: dict[str, Any], folder: Path) -> MeasuredRun:
         raise ConfigError("date", found.date, "is not a date", remedy) from None
     if date > datetime.datetime.now(datetime.UTC).date():
         raise ConfigError("date", found.date, "is in the future", remedy)
-    if not words or not words[0].endswith(".py"):
-        remedy = "write the script and its arguments, without torchrun and its options"
+    if not words or not (words[0].endswith(".py") or (words[0] == "-m" and len(words) > 1)):
+        remedy = "write the script, or -m and a module, and its arguments, without torchrun and its options"
         raise ConfigError("command", found.command, "does not begin with a script", remedy)
-    where = deployment(found.cluster)
-    if where.device is None:
-        raise ConfigError("cluster", found.cluster, "does not say which GPUs it has", "add e.g. ',device=H100'")
+    where = place(found.cluster)
     if not parse_time(found.step_time, "step_time"):
         raise ConfigError("step_time", found.step_time, "is 0", "write e.g. '2.84 s'")
-    device = preset(where.device)
+    device = preset(where.device or "")
     if found.memory and parse_size(found.memory, "memory") > device.memory:
         remedy = f"{device.name} has {device.memory / 2**30:.1f} GiB; is it the sum of several GPUs, or another GPU?"
         raise ConfigError("memory", found.memory, "is more than a GPU has", remedy)
@@ -197,7 +206,9 @@ def add(
         options += ["--device", str(into.parent / new.calibration)]
     if new.stack:
         options += ["--factor", new.stack]
-    command = f"foretrain simulate {shlex.join(options)} -- {new.command}"
+    variables, script = new.parts()
+    set_by_shell = (f"{name}={shlex.quote(value)} " for name, _, value in (each.partition("=") for each in variables))
+    command = "".join(set_by_shell) + shlex.join(["foretrain", "simulate", *options, "--", *script])
     replaced, runs = len(rest) < len(before), len(rest) + 1
     what = f"{runs} run{'s' * (runs != 1)}, {'one replaced' if replaced else 'one more'}"
     sys.stdout.write(f"{into}: {what}\ncompare: {command}\n")

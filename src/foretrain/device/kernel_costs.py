@@ -174,6 +174,8 @@ def evaluate(formula: str | Value, arguments: KernelArguments, field: str) -> fl
         raise ConfigError(field, formula, f"has no value here ({error})", "correct the formula") from None
     if isinstance(found, Meta):
         raise ConfigError(field, formula, "is a tensor, not a number", "write e.g. bytes(x) or dim(x, 0)")
+    if isinstance(found, complex) or not 0 <= found < math.inf:
+        raise ConfigError(field, formula, f"is {found} here", "correct the formula: it must give a number from 0 on")
     return found
 
 

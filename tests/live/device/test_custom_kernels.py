@@ -405,3 +405,58 @@ def test_stand_ins_are_chosen_by_name_in_processes_that_the_script_spawns_too(tm
     script.write_text(SPAWNING, encoding="utf-8")
     out = simulate(ONE, script, options=("--stand-ins", "apex,triton")).out
     assert "here [True, False, True] there [True, False, True]" in out
+
+
+@on_gpus(says="bound registers operators in C++ (TORCH_LIBRARY)")
+def test_functions_of_an_extension_however_they_are_bound() -> None:
+    import tempfile
+    from pathlib import Path
+
+    import pytest
+    from torch.utils.cpp_extension import load
+
+    from foretrain.errors import ConfigError
+
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "bound.cu").write_text("""
+            namespace ns { void scale_(at::Tensor x, double by) {} }
+            at::Tensor twice(at::Tensor x) { return x * 2; }
+            int64_t processors() { return 132; }
+            template <typename T> at::Tensor cast(at::Tensor input) { return input; }
+            TORCH_LIBRARY(bound, m) { m.def("other(Tensor x) -> Tensor"); }
+            PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+              m.def("scale_", &ns::scale_, "in place");
+              m.def("twice", torch::wrap_pybind_function(twice));
+              m.def("wrapped", torch::wrap_pybind_function(&twice));
+              m.def("cast", &cast<float>);
+              m.def("processors", &processors);
+              m.def("same", [](const at::Tensor& x, int n) -> at::Tensor { return twice(x); });
+              m.def("set_up", [] (int n) { });
+            }""")
+        bound = load("bound", [str(Path(folder, "bound.cu"))])
+    x = torch.empty(64, 32, device="cuda")
+    assert bound.scale_(x, 2.0) is None
+    for make in (bound.twice, bound.wrapped, bound.cast, lambda x: bound.same(x, 3), lambda x: bound.same(x=x, n=3)):
+        assert make(x).shape == x.shape
+    assert bound.set_up(3) is None
+    with pytest.raises(ConfigError, match="bound.processors' returns int64_t, which .* cannot know; .* in Python"):
+        bound.processors()
+
+
+@on_gpus()
+def test_kernels_of_attention_that_could_be_used() -> None:
+    from torch.backends import cuda
+
+    def asked(dtype, mask=None, width=64, device="cuda"):
+        q = torch.empty(2, 8, 128, width, dtype=dtype, device=device)
+        params = cuda.SDPAParams(q, q, q, mask, 0.0, False, False)
+        kinds = cuda.can_use_flash_attention, cuda.can_use_efficient_attention, cuda.can_use_cudnn_attention
+        return [can_use(params) for can_use in kinds]
+
+    assert cuda.is_flash_attention_available()
+    assert asked(torch.bfloat16) == [True, True, True]
+    assert asked(torch.float32) == [False, True, False]
+    assert asked(torch.bfloat16, torch.empty(128, 128, device="cuda", dtype=torch.bfloat16)) == [False, True, True]
+    assert asked(torch.bfloat16, device="cpu") == [False, False, False]
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert asked(torch.bfloat16) == [False, False, False]

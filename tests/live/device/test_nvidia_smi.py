@@ -32,6 +32,7 @@ GPUS = [ServerGpu(index, "NVIDIA H100 80GB HBM3", 81559, 1024, "9.0", "12.8") fo
             "GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-00000000-0000-0000-0000-000000000001)\n",
         ),
         ("--query-compute-apps=pid,used_memory --format=csv", 0, "pid, used_memory\n"),
+        ("--query-gpu=pci.bus,pci.device,serial -i 1 --format csv,noheader", 0, "0x02, 0x00, [N/A]\n"),
         ("-i 7", 6, "No devices were found\n"),
         ("--query-gpu=colour --format=csv", 2, 'Field "colour" is not a valid field to query.\n'),
         ("--query-gpu=name", 2, '"--format=" switch is missing. Write --format=csv, --format=csv,noheader or so\n'),

@@ -6,9 +6,10 @@ Its kernels infer shapes, keep real values where control flow may depend on them
 rank's log (`foretrain.live.event_log`). The rest of the package is Python around it:
 
 `operators` operators with kernels on CUDA, shape functions, FlexAttention · `cuda` and `streams` the C part of
-``torch.cuda`` · `process_groups` collectives and stores · `clocks` virtual time · `operator_cost` the time of an
-operator · `checkpoints` what the script saves · `compiler` ``torch.compile`` · `profiler` ``torch.profiler`` · `rank`
-one rank: the device activated, the script run · `fork_server` the process that all ranks are forked from.
+``torch.cuda`` · `process_groups` collectives and stores · `symmetric_memory` memory that GPUs read from each other ·
+`clocks` virtual time · `operator_cost` the time of an operator · `checkpoints` what the script saves · `compiler`
+``torch.compile`` · `profiler` ``torch.profiler`` · `rank` one rank: the device activated, the script run ·
+`fork_server` the process that all ranks are forked from.
 """
 
 from __future__ import annotations

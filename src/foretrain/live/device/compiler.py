@@ -95,21 +95,24 @@ def _backend(device: ModuleType, replayed: bool) -> Any:
         # Imported on first use: it takes a second, and most scripts do not compile.
         from torch._dynamo.backends.common import aot_autograd
         from torch._functorch.partitioners import min_cut_rematerialization_partition
+        from torch._inductor import config
         from torch._inductor.decomposition import select_decomp_table
 
-        def compiled(graph: fx.GraphModule, _: Sequence[Any]) -> Any:
+        def compiled(graph: fx.GraphModule, backward: bool) -> Any:
             from torch._functorch._aot_autograd.utils import make_boxed_func
 
+            if config._micro_pipeline_tp:
+                from foretrain.live.device.symmetric_memory import pipeline
+
+                pipeline(graph)
+            if backward:
+                mark_recomputed(graph, device)
             fuse(graph, device)
             return make_boxed_func(_run(graph, device, replayed))
 
-        def compiled_backward(graph: fx.GraphModule, inputs: Sequence[Any]) -> Any:
-            mark_recomputed(graph, device)
-            return compiled(graph, inputs)
-
         _backends[replayed] = aot_autograd(
-            fw_compiler=compiled,
-            bw_compiler=compiled_backward,
+            fw_compiler=lambda graph, _: compiled(graph, backward=False),
+            bw_compiler=lambda graph, _: compiled(graph, backward=True),
             partition_fn=min_cut_rematerialization_partition,
             # TorchInductor's own: what is kept for the backward pass and what is fused depends on them.
             decompositions=select_decomp_table(),
@@ -234,7 +237,7 @@ def is_free(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return getattr(target, "__name__", "") == "getitem"
-    return target.is_view
+    return target.is_view or target is torch.ops.aten.reshape.default
 
 
 _FUSIBLE_NAMES = (

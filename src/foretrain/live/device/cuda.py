@@ -241,8 +241,33 @@ def _functions(device: ModuleType, properties: Properties) -> dict[str, Any]:
         "_cuda_cudaCachingAllocator_set_allocator_settings": device.set_allocator_settings,
         "_accelerator_setAllocatorSettings": device.set_allocator_settings,
         "_has_cudnn": True,
+        "_is_flash_attention_available": lambda: True,
+        "_can_use_flash_attention": _can_use("FLASH_ATTENTION", "_get_flash_sdp_enabled"),
+        "_can_use_mem_efficient_attention": _can_use("EFFICIENT_ATTENTION", "_get_mem_efficient_sdp_enabled"),
+        "_can_use_cudnn_attention": _can_use("CUDNN_ATTENTION", "_get_cudnn_sdp_enabled"),
         "_cuda_get_cudnn_benchmark_limit": lambda: 10,
     }
+
+
+def _can_use(name: str, enabled: str) -> Callable[..., bool]:
+    """Return a function that says whether attention would use a kernel, if it were the only one."""
+
+    def can_use(params: Any, debug: bool = False) -> bool:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        if not (params.query.is_cuda and getattr(torch._C, enabled)()):
+            return False
+        with sdpa_kernel(getattr(SDPBackend, name)):
+            try:
+                choice = torch._fused_sdp_choice(
+                    params.query, params.key, params.value, params.attn_mask, params.dropout, params.is_causal,
+                    enable_gqa=params.enable_gqa,
+                )  # fmt: skip
+            except RuntimeError:  # no kernel can
+                return False
+        return choice == int(getattr(SDPBackend, name))
+
+    return can_use
 
 
 def _replaced(device: ModuleType, properties: Properties) -> dict[str, Any]:

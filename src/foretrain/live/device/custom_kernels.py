@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from os import PathLike, fspath
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 
@@ -182,13 +182,36 @@ def _extension(
             "register them by torch.library.define and torch.library.register_fake instead",
         )
     source = re.sub(r"//[^\n]*|/\*.*?\*/", "", "\n".join(texts), flags=re.DOTALL)
-    bound = dict(re.findall(r'\.def\(\s*"(\w+)"\s*,\s*&?(\w+)', source))
+    if "TORCH_LIBRARY" in source:
+        warn(
+            f"{name} registers operators in C++ (TORCH_LIBRARY), which a simulation does not compile: torch.ops lacks"
+            " them; register them by torch.library.define and torch.library.register_fake instead"
+        )
     if chosen is not None:
-        bound = {function: function for function in chosen}
+        bound = {function: _signature(source, function) for function in chosen}
+    else:
+        bound = {found[1]: _bound(source, found) for found in _BINDING.finditer(source)}
     module = ModuleType(name, "Stands for an extension that is not compiled.")
-    for exposed, function in bound.items():
-        setattr(module, exposed, _ExtensionFunction(f"{name}.{exposed}", source, function, costs, warn))
+    for exposed, signature in bound.items():
+        setattr(module, exposed, _ExtensionFunction(f"{name}.{exposed}", signature, costs, warn))
     return module
+
+
+_Signature: TypeAlias = tuple[str, tuple[str, ...]]
+"""The type that a function returns, empty if that is not known, and the names of its parameters."""
+
+_BINDING = re.compile(
+    r'\.def\(\s*"(\w+)"\s*,\s*(?:torch::wrap_pybind_function\s*\(\s*)?&?\s*'
+    r"(?:(?:\w+::)*(\w+)|\[[^\]]*\]\s*\(([^;{]*?)\)\s*(?:->\s*([\w:]+(?:\s*<[^;{}()]*>)?)\s*)?\{)"
+)
+"""A function that pybind11 exposes: its name for Python, and that in C++, or a lambda's parameters and result."""
+
+
+def _bound(source: str, found: re.Match[str]) -> _Signature:
+    """Return the signature of what a match of `_BINDING` exposes."""
+    if found[2] is not None:
+        return _signature(source, found[2])
+    return re.sub(r"\s", "", found[4] or ""), _names(found[3])
 
 
 class _ExtensionFunction:
@@ -196,15 +219,14 @@ class _ExtensionFunction:
 
     Args:
         name: of the kernel.
-        source: of the extension.
-        function: its name there.
+        signature: of the function in C++.
         costs: what the user says of kernels.
         warn: tells the user what is assumed.
     """
 
-    def __init__(self, name: str, source: str, function: str, costs: KernelCosts, warn: Callable[[str], None]) -> None:
+    def __init__(self, name: str, signature: _Signature, costs: KernelCosts, warn: Callable[[str], None]) -> None:
         self.__name__, self._warn = name, warn
-        self._returns, self._parameters = _signature(source, function)
+        self._returns, self._parameters = signature
         said = costs.find(name, name.rpartition(".")[2], entries=lambda entry: entry.results is not None)
         self._results = () if self._returns == "void" else None
         if said is not None:
@@ -216,7 +238,7 @@ class _ExtensionFunction:
         values = list(arguments.values())
         places = [place for place, value in enumerate(values) if isinstance(value, torch.Tensor)]
         if not places:
-            return None  # e.g. a question about the extension itself
+            return self._without_tensors()
         if self._results is None:
             self._results = (self._first(places[0]),)
         metas = tuple(map(_meta, values))
@@ -226,6 +248,14 @@ class _ExtensionFunction:
         # Without results it writes what it is given.
         launch(self.__name__, arguments, names if results else (), () if results else names, results)
         return None if not results else results[0] if len(results) == 1 else results
+
+    def _without_tensors(self) -> None:
+        """Do nothing, as e.g. a function that sets something up; ConfigError if it would return something."""
+        if self._returns not in ("", "void"):
+            problem = f"returns {self._returns}, which a simulation, that compiles no C++, cannot know"
+            raise ConfigError("kernel", self.__name__, problem, "compute it in Python, at least in simulations")
+        if not self._returns:
+            self._warn(f"{self.__name__} is taken to return nothing, as it is given no tensor")
 
     def _first(self, place: int) -> int:
         """Return the position of the argument that the result is taken to be like; ConfigError if there are several."""
@@ -265,11 +295,16 @@ def _meta(value: Any) -> Any:
     return Meta(tuple(value.shape), value.stride(), str(value.dtype).removeprefix("torch."), str(value.device))
 
 
-def _signature(source: str, function: str) -> tuple[str, tuple[str, ...]]:
-    """Return the type that a function in C++ returns, and the names of its parameters; nothing if it is not found."""
+def _signature(source: str, function: str) -> _Signature:
+    """Return what the source says of a function in C++."""
     declared = rf"([\w:]+(?:\s*<[^;{{}}()]*>)?)[\s&]+{re.escape(function)}\s*\(([^;{{}}]*?)\)\s*[;{{]"
     for returns, parameters in re.findall(declared, source):
         if returns not in ("return", "else", "new"):
-            plain = re.sub(r"<[^<>]*>|=[^,]*", "", parameters)
-            return re.sub(r"\s", "", returns), tuple(re.findall(r"(\w+)\s*(?:,|$)", plain.strip()))
+            return re.sub(r"\s", "", returns), _names(parameters)
     return "", ()
+
+
+def _names(parameters: str) -> tuple[str, ...]:
+    """Return the names of parameters in C++."""
+    plain = re.sub(r"<[^<>]*>|=[^,]*", "", parameters)
+    return tuple(re.findall(r"(\w+)\s*(?:,|$)", plain.strip()))

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from time import asctime
+from time import asctime, strftime
 from typing import Any, Final
 
 DRIVER: Final = "570.86.15"
@@ -54,6 +54,7 @@ class ServerGpu:
 
 
 _FIELDS: dict[str, tuple[str, Callable[[ServerGpu], object]]] = {
+    "timestamp": ("", lambda gpu: strftime("%Y/%m/%d %H:%M:%S.000")),
     "index": ("", lambda gpu: gpu.index),
     "name": ("", lambda gpu: gpu.name),
     "gpu_name": ("", lambda gpu: gpu.name),
@@ -63,6 +64,9 @@ _FIELDS: dict[str, tuple[str, Callable[[ServerGpu], object]]] = {
     "compute_cap": ("", lambda gpu: gpu.capability),
     "pci.bus_id": ("", lambda gpu: gpu.bus),
     "gpu_bus_id": ("", lambda gpu: gpu.bus),
+    "pci.domain": ("", lambda gpu: "0x0000"),
+    "pci.bus": ("", lambda gpu: f"0x{gpu.index + 1:02X}"),
+    "pci.device": ("", lambda gpu: "0x00"),
     "pstate": ("", lambda gpu: "P0"),
     "mig.mode.current": ("", lambda gpu: "Disabled"),
     "persistence_mode": ("", lambda gpu: "Enabled"),
@@ -76,7 +80,21 @@ _FIELDS: dict[str, tuple[str, Callable[[ServerGpu], object]]] = {
     "temperature.gpu": ("", lambda gpu: 30),
 }
 """Fields of ``--query-gpu`` by name: their unit, and their value. Of others there is no number to make up."""
-_UNSUPPORTED: Final = ("power.", "clocks.", "ecc.", "fan.", "pcie.", "temperature.", "encoder.", "enforced.")
+_UNSUPPORTED: Final = (
+    *("accounting.", "addressing_mode", "clocks.", "clocks_", "display_", "ecc.", "encoder.", "enforced.", "fan."),
+    *(
+        "gom.",
+        "gpu_serial",
+        "inforom.",
+        "pci.",
+        "pcie.",
+        "power.",
+        "retired_pages.",
+        "serial",
+        "temperature.",
+        "vbios_version",
+    ),
+)
 """Fields that real GPUs may not have either; the answer is then ``[N/A]``."""
 
 

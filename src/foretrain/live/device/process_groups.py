@@ -45,9 +45,7 @@ def install(device: ModuleType, store: Callable[[], Store]) -> None:
     change_after_import(
         {
             "torch.distributed.rpc": lambda module: put(module, init_rpc=_refuse_rpc),
-            "torch.distributed._symmetric_memory": lambda module: put(
-                module, **dict.fromkeys(_SYMMETRIC, _refuse_symmetric_memory)
-            ),
+            "torch.distributed._symmetric_memory": _install_symmetric_memory,
         }
     )
     put(dist, set_timeout=lambda *_, **__: None)
@@ -227,15 +225,10 @@ def _refuse_rpc(*_: Any, **__: Any) -> None:
     )
 
 
-_SYMMETRIC = ("enable_symm_mem_for_group", "empty", "rendezvous", "get_symm_mem_workspace")
+def _install_symmetric_memory(module: ModuleType) -> None:
+    from foretrain.live.device import symmetric_memory  # few scripts have it
 
-
-def _refuse_symmetric_memory(*_: Any, **__: Any) -> None:
-    """Refuse memory that GPUs map into each other, which no collective would show."""
-    raise NotImplementedError(
-        "torch.distributed._symmetric_memory: memory that GPUs share is not simulated; leave out what uses it,"
-        " e.g. asynchronous tensor parallelism (AsyncTP)"
-    )
+    symmetric_memory.install(module)
 
 
 def _install_objects() -> None:
