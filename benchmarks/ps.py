@@ -546,7 +546,8 @@ def values(found: Found) -> dict[str, float]:
 def deviations(found: Found) -> dict[str, float]:
     """How far off forecasts were that leave out the cores, as a job's own do: what `auto` must doubt over servers.
 
-    With knobs that are the best in simulation. ``rate``: all schedules of a cell are off alike, as on slower links; the
+    In cells in which communication takes as long as computation or longer, with knobs that are the best in simulation:
+    elsewhere every forecast is right. ``rate``: all schedules of a cell are off alike, as on slower links; the
     root mean square of the cells' medians. ``forecast``: each beside that, the median ÷ 0.67. ``overhead``: of the time
     of the smallest messages between calibrations of a set-up, the largest.
     """
@@ -560,7 +561,7 @@ def deviations(found: Found) -> dict[str, float]:
             for one in result["cases"]
             if one.get("losses") and one["case"].isidentifier()
         ]
-        if off:
+        if off and cell.ratio >= 1:
             cells.append(median(off))
             beside += [abs(each - cells[-1]) for each in off]
     spreads = [stdev(each) / fmean(each) for each in small.values() if len(each) > 1]

@@ -439,7 +439,7 @@ def test_functions_of_an_extension_however_they_are_bound() -> None:
     for make in (bound.twice, bound.wrapped, bound.cast, lambda x: bound.same(x, 3), lambda x: bound.same(x=x, n=3)):
         assert make(x).shape == x.shape
     assert bound.set_up(3) is None
-    with pytest.raises(ConfigError, match="bound.processors' returns int64_t, which .* cannot know; .* in Python"):
+    with pytest.raises(ConfigError, match=r"bound.processors' returns int64_t, which .* cannot know; .* in Python"):
         bound.processors()
 
 

@@ -4,7 +4,10 @@ import pytest
 
 pytest.importorskip("torch")
 
+import json
+
 import torch
+import torch.distributed as dist
 
 from tests.live.command import on_gpus, simulate
 
@@ -26,7 +29,7 @@ def _layer() -> None:
     def taken(call, *inputs):
         torch._dynamo.reset()
         compiled = torch.compile(call)
-        for place in range(2):
+        for _ in range(2):
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
             result = compiled(*inputs)
@@ -73,5 +76,5 @@ def test_parts_go_in_bytes_over_the_links_and_only_copies_are_simulated() -> Non
     received = torch.empty(512, 256, dtype=torch.float8_e4m3fn, device="cuda").t()
     assert received.copy_(other) is received
     for call in (lambda: torch.add(other, other), lambda: _symmetric_memory.empty(8)):
-        with pytest.raises(NotImplementedError, match="for asynchronous tensor parallelism .* alone; use"):
+        with pytest.raises(NotImplementedError, match=r"for asynchronous tensor parallelism .* alone; use"):
             call()

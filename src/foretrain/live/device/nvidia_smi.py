@@ -82,18 +82,7 @@ _FIELDS: dict[str, tuple[str, Callable[[ServerGpu], object]]] = {
 """Fields of ``--query-gpu`` by name: their unit, and their value. Of others there is no number to make up."""
 _UNSUPPORTED: Final = (
     *("accounting.", "addressing_mode", "clocks.", "clocks_", "display_", "ecc.", "encoder.", "enforced.", "fan."),
-    *(
-        "gom.",
-        "gpu_serial",
-        "inforom.",
-        "pci.",
-        "pcie.",
-        "power.",
-        "retired_pages.",
-        "serial",
-        "temperature.",
-        "vbios_version",
-    ),
+    *("gom.", "gpu_serial", "inforom.", "pci.", "pcie.", "power.", "serial", "temperature.", "vbios_"),
 )
 """Fields that real GPUs may not have either; the answer is then ``[N/A]``."""
 
