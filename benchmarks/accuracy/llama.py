@@ -66,15 +66,15 @@ def options() -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true", help="each layer by torch.compile")
     parser.add_argument("--compile-loss", action="store_true")
     parser.add_argument("--async-tp", action="store_true",
-                        help="with --float8 tensorwise: tensor parallel collectives beside products")  # fmt: skip
+                        help="tensor parallel collectives beside products")  # fmt: skip
     parser.add_argument("--float8", choices=("tensorwise", "rowwise"))
     parser.add_argument("--reduce", choices=("float32", "bfloat16"), default="float32", help="dtype of reductions")
     parser.add_argument("--exact", action="store_true", help="all in float32, to compare layouts")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = parser.parse_args()
-    if args.async_tp and args.float8 != "tensorwise":
-        parser.error("--async-tp: written for --float8 tensorwise; add it, or leave --async-tp out")
+    if args.async_tp and not (args.compile or args.float8 == "tensorwise"):
+        parser.error("--async-tp: the compiler's work; add --compile, or leave --async-tp out")
     return args
 
 
@@ -203,6 +203,15 @@ def meshes_of(args: argparse.Namespace) -> dict[str, DeviceMesh]:
     }
 
 
+def pipeline_products(group: dist.ProcessGroup) -> None:
+    """Has TorchInductor pipeline the group's collectives with the products beside them, as torchtitan does."""
+    from torch._inductor import config  # takes a second
+    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+
+    config._micro_pipeline_tp = True
+    enable_symm_mem_for_group(group.group_name)
+
+
 def main() -> None:
     """Trains, and prints each step."""
     args = options()
@@ -211,6 +220,8 @@ def main() -> None:
         ring_attention.fuse()
     device = join(args.device)
     meshes = meshes_of(args)
+    if args.async_tp and args.float8 != "tensorwise":
+        pipeline_products(meshes["tp"].get_group())
     pp, rank = args.pp, meshes["pp"].get_local_rank()
     count = 2 * pp if args.schedule == "interleaved" and pp > 1 else pp
     models = [stage(args, meshes, number, count, device) for number in range(rank, count, pp)]

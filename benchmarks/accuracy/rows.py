@@ -164,9 +164,6 @@ def _torchtitan(row: Record) -> Run:
     departures = []
     if row["compile"] == "?":
         departures.append(f"whether layers were compiled is not published: {'they are' if float8 else 'not'} here")
-    overlapped = "AsyncTP" in row["parallelism"] and float8 == "tensorwise"
-    if "AsyncTP" in row["parallelism"] and not overlapped:
-        departures.append("tensor-parallel collectives are not pipelined with products (AsyncTP)")
     if row["pp"] != "1":
         departures.append("micro-batches are not published: as many as pipeline ranks")
     if "assumed" in row["notes"]:
@@ -178,7 +175,7 @@ def _torchtitan(row: Record) -> Run:
         "recompute": recomputed[row["act_ckpt"]],
         "compile": row["compile"] == "1" or (row["compile"] == "?" and bool(float8)),
         "float8": float8,
-        "async-tp": overlapped,
+        "async-tp": "AsyncTP" in row["parallelism"],
         # In 2025 torchtitan began to compile the loss where it compiles the layers.
         "compile-loss": row["compile"] == "1" and "2025" in row["framework"],
     }, tuple(departures)  # fmt: skip
