@@ -207,31 +207,33 @@ class HostStaging(HostGradients):
         declared = (Declared(t.name, t.size, dtype, t.first_use) for t, dtype in zip(tasks, dtypes, strict=True))
         self.declaration = Declaration(tuple(declared), workers, job, limit)
         self._received = [flat.view(np.uint8).data for flat in self.flat]
-        self._sent: dict[int, list[memoryview]] = {}
-        self._free: list[list[memoryview]] = []
+        self._sent: dict[int, list[tuple[memoryview, int]]] = {}
+        """Pushed copies of each kept round, by buffer, and their addresses."""
+        self._free: list[list[tuple[memoryview, int]]] = []
 
     def begin(self, step: int, since: int) -> None:
         """Prepare for round ``step``; drop copies of rounds before ``since``."""
         for old in [round_ for round_ in self._sent if round_ < since]:
             self._free.append(self._sent.pop(old))
-        made = self._free.pop() if self._free else [memoryview(bytearray(len(each))) for each in self._received]
-        self._sent[step] = made
+        self._sent[step] = self._free.pop() if self._free else self._copies()
+
+    def _copies(self) -> list[tuple[memoryview, int]]:
+        made = [np.empty(len(each), np.uint8) for each in self._received]
+        return [(array.data, array.ctypes.data) for array in made]
 
     def aligned(self, piece: Piece) -> tuple[int, int]:
         """Return the first byte of ``piece`` and the one behind its last; an element belongs where its last byte is."""
         width = self._width[piece.task]
         return piece.offset // width * width, (piece.offset + piece.size) // width * width
 
-    def fill(self, task: int, start: int, end: int, step: int) -> memoryview:
-        """Copy these bytes of a gradient and return the copy."""
-        copy, at = self.kept(task, start, end, step), self._base[task] * self._width[task]
-        copy[:] = self._received[self._buffer[task]][at + start : at + end]
-        return copy
+    def fill(self, task: int, start: int, end: int, step: int) -> None:
+        """Copy these bytes of a gradient."""
+        buffer, at = self._buffer[task], self._base[task] * self._width[task]
+        self._sent[step][buffer][0][at + start : at + end] = self._received[buffer][at + start : at + end]
 
-    def kept(self, task: int, start: int, end: int, step: int) -> memoryview:
-        """Return these bytes as they were pushed in round ``step``."""
-        at = self._base[task] * self._width[task]
-        return self._sent[step][self._buffer[task]][at + start : at + end]
+    def address(self, task: int, step: int) -> int:
+        """Return where the copy of a gradient in round ``step`` is."""
+        return self._sent[step][self._buffer[task]][1] + self._base[task] * self._width[task]
 
     def store(self, task: int, start: int, data: memoryview) -> None:
         """Write arrived bytes to the gradient's place from ``start`` on."""

@@ -9,6 +9,7 @@ import resource
 import socket
 import struct
 import time
+from itertools import pairwise
 
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -17,11 +18,12 @@ from hypothesis import strategies as st
 
 from foretrain.comm.collectives import runners
 from foretrain.comm.ps.client.inflight import InFlight, InFlightChunk
-from foretrain.comm.ps.frames import ABSENT, SEVERAL, FrameKind, Header, Malformed, pack, unbundle
-from foretrain.comm.ps.placement import Declared, ShardPart
+from foretrain.comm.ps.frames import ABSENT, PULL_ONLY, SEVERAL, FrameKind, Header, Malformed, pack, unbundle
+from foretrain.comm.ps.placement import Declaration, Declared, Placement, ShardPart
 from foretrain.comm.ps.server.shard import SumShard
-from foretrain.comm.ps.wire import Why, Wire
+from foretrain.comm.ps.wire import SPAN, Why, Wire, address
 from foretrain.tasks import Chunk
+from tests.comm.ps.client.framing import framed
 from tests.comm.ps.server.jobs import received
 
 LIMIT = 3 << 20
@@ -71,6 +73,25 @@ def raw(crowd: int = 8, *, keyed: bool = True):
         yield end, plain, number
 
 
+@contextlib.contextmanager
+def connected(*, keyed: bool = True):
+    """A listening end and one that has connected, each with its number of the connection; with keys, if wanted."""
+    with listening() as (server, where), Wire(LIMIT, LIMIT) as wire:
+        client = End(wire)
+        number = wire.connect(*where, client.arrived.append)
+        client.until(1)
+        wire.send(number, Header(FrameKind.HELLO), b"first", sender=7)
+        wire.flush()
+        ((accepted, header, payload, _),) = server.until(1)
+        assert (header.sender, bytes(payload)) == (7, b"first")
+        server.arrived.clear()
+        client.arrived.clear()
+        if keyed:
+            wire.keys(number, ONE, OTHER)
+            server.wire.keys(accepted, OTHER, ONE)
+        yield server, client, accepted, number
+
+
 @pytest.mark.parametrize("place", [0, 1, 1 << 40])
 @pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 127, 128, 129, 4000, 100_003])
 def test_tags_are_those_of_aes_gmac(place, size):
@@ -84,25 +105,17 @@ def test_tags_are_those_of_aes_gmac(place, size):
 def test_messages_arrive_as_they_were_sent_whatever_their_pieces(sizes, keyed):
     """More than two slabs of them, and one that needs a slab of its own."""
     messages = [[os.urandom(size) for size in each] for each in [*sizes, [LIMIT - 5, 5]]]
-    with listening() as (server, address), Wire(LIMIT, LIMIT) as wire:
-        if not keyed:
-            messages = [[each[:40] for each in pieces] for pieces in messages]
-        client = End(wire)
-        number = wire.connect(*address, client.arrived.append)
-        client.until(1)
-        wire.send(number, Header(FrameKind.HELLO), b"first", sender=7)
-        wire.flush()
-        ((accepted, header, payload, _),) = server.until(1)
-        assert (header.sender, bytes(payload)) == (7, b"first")
-        if keyed:
-            wire.keys(number, ONE, OTHER)
-            server.wire.keys(accepted, OTHER, ONE)
+    if not keyed:
+        messages = [[each[:40] for each in pieces] for pieces in messages]
+    with connected(keyed=keyed) as (server, client, _, number):
         for step, pieces in enumerate(messages):
-            wire.send(number, Header(FrameKind.PUSH, step=step), [memoryview(bytearray(each)) for each in pieces])
-        while len(server.arrived) <= len(messages):
-            wire.poll(0)
+            client.wire.send(
+                number, Header(FrameKind.PUSH, step=step), [memoryview(bytearray(each)) for each in pieces]
+            )
+        while len(server.arrived) < len(messages):
+            client.wire.poll(0)
             server.arrived += server.wire.poll(0.001)
-        for step, (pieces, arrival) in enumerate(zip(messages, server.arrived[1:], strict=True)):
+        for step, (pieces, arrival) in enumerate(zip(messages, server.arrived, strict=True)):
             assert arrival.header.step == step
             assert arrival.header.sequence == (step if keyed else 0)
             assert bytes(arrival.payload) == b"".join(pieces)
@@ -297,11 +310,12 @@ def test_a_wire_writes_regular_sums_to_their_places_and_nothing_else(said):
     for task in range(2):
         flights.push(InFlightChunk(chunk, lambda chunk: None, 64, task), task, 0, 64)
     parts = [ShardPart(0, 0, 0, 40, 0), ShardPart(1, 0, 40, 24, 0), ShardPart(2, 1, 0, 64, 0)]
-    flights.place(parts, [ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in places])
+    flights.split(parts)
+    flights.place([ctypes.addressof(ctypes.c_char.from_buffer(each)) for each in places])
     flights.begin(0)
     expected, back = [bytearray(80), bytearray(80)], [set(), set()]
     with raw() as (end, _, number):
-        end.wire.take_values((number, number), flights.native)
+        end.wire.take_answers((number, number), flights.native, 0, 0, 0)
         for header, payload in said:
             value = header._replace(kind=FrameKind.VALUE)
             found = fits(value, payload)
@@ -314,3 +328,54 @@ def test_a_wire_writes_regular_sums_to_their_places_and_nothing_else(said):
             if len(back[0]) == 64 or len(back[1]) == 64:
                 break  # the task has landed, and its bytes are of the next round
     assert places == expected
+
+
+@st.composite
+def pushes(draw):
+    """Tasks of some parts, and ranges of them, some without a gradient."""
+    tasks = draw(st.lists(st.integers(1, 40_000).map(lambda count: 8 * count), min_size=1, max_size=3))
+    cuts = [sorted({0, size, *draw(st.lists(st.integers(1, size - 1), max_size=3))}) for size in tasks]
+    spans = [(task, low, high, draw(st.booleans())) for task, at in enumerate(cuts) for low, high in pairwise(at)]
+    limit, shards = draw(st.sampled_from([4096, 70_000, 1 << 20])), draw(st.integers(1, 2))
+    return tasks, draw(st.permutations(spans)), limit, shards, draw(st.integers(1, len(spans)))
+
+
+@settings(max_examples=25)
+@given(pushes())
+def test_a_wire_pushes_ranges_and_takes_their_acknowledgements(what):
+    tasks, spans, limit, shards, received = what
+    declared = tuple(Declared(f"layer{task}", size, "float64", task) for task, size in enumerate(tasks))
+    placement = Placement(Declaration(declared, 1, limit=limit), shards)
+    flights, whole = InFlight(tasks), [os.urandom(size) for size in tasks]
+    flights.split(placement.parts)
+    flights.begin(3)
+    chunks = [InFlightChunk(Chunk("all_reduce", (), 1), lambda chunk: None, 1, 0) for _ in spans]
+    for chunk, (task, low, high, _) in zip(chunks, spans, strict=True):
+        flights.push(chunk, task, low, high)
+    packed = b"".join(
+        SPAN.pack(task, low, high, used and address(whole[task]) + low) for task, low, high, used in spans
+    )
+    done, answered = [], []
+    for shard in range(shards):
+        expected = list(framed(placement, shard, 3, PULL_ONLY, packed))
+        count = min(received, len(expected))
+        with connected() as (server, client, accepted, number):
+            client.wire.take_answers((number, number), flights.native, shard, 5, 1)
+            assert client.wire.push(number, 3, PULL_ONLY, packed)
+            assert not client.wire.push(number + 1, 3, PULL_ONLY, packed)
+            client.wire.flush()
+            for (header, pieces, _), arrival in zip(expected, server.until(len(expected)), strict=True):
+                assert arrival.header == header._replace(sender=5, sequence=arrival.header.sequence)
+                assert bytes(arrival.payload) == b"".join(pieces)
+            # One for another declaration, and one twice, change nothing.
+            for epoch, offset in ((0, len(expected)), (1, count), (1, count)):
+                server.wire.send(accepted, Header(FrameKind.RECEIVED, step=epoch, offset=offset))
+            server.wire.send(accepted, Header(FrameKind.WANTED))
+            server.wire.flush()
+            client.until(1)
+            done += [flights.finished(each.chunk) for each in client.wire.progress()]
+            answered += [each for _, _, ranges in expected[:count] for each in ranges]
+    for chunk, (task, low, high, _) in zip(chunks, spans, strict=True):
+        shares = [min(high, end) - max(low, start) for place, start, end in answered if place == task]
+        assert done.count(chunk) == (sum(max(0, share) for share in shares) == high - low)
+    assert flights.idle == (len(done) == len(spans))

@@ -1,7 +1,7 @@
 // Bytes of one worker in flight to and from servers; `foretrain.comm.ps.client.inflight` says what each call does.
 //
-// A wire that knows where sums belong (`places`) writes them there itself, and tells its owner which chunks servers have
-// and which tasks have landed.
+// Wires take servers' answers: acknowledgements, and where they know the places of sums those, too. They tell their owner
+// which chunks servers have and which tasks have landed.
 
 #pragma once
 
@@ -20,7 +20,7 @@ class InFlight {
         int64_t start, end, chunk;
     };
     struct Part {
-        int64_t task, offset, size;
+        int64_t task, offset, size, shard;
     };
 
     explicit InFlight(std::vector<int64_t> sizes)
@@ -49,18 +49,35 @@ class InFlight {
         return {fresh, landed};
     }
 
+    // Calls `each(part, low, high)` with the parts that hold bytes [start, end) of a task.
+    template <typename Each>
+    void parts_of(int64_t task, int64_t start, int64_t end, Each each) const {
+        for (size_t k = first_.at(task); k < parts.size() && parts[k].task == task && parts[k].offset < end; ++k) {
+            int64_t low = std::max(start, parts[k].offset), high = std::min(end, parts[k].offset + parts[k].size);
+            if (low < high) each(int64_t(k), low, high);
+        }
+    }
+
+    // Sets the parts of all tasks, in order.
+    void split_up(std::vector<Part> all) {
+        parts = std::move(all);
+        first_.assign(sizes_.size(), parts.size());
+        for (size_t k = parts.size(); k--;) first_[parts[k].task] = k;
+    }
+
     // Everything that was pushed, or pulled, and has not returned, by task.
     const std::vector<std::vector<Span>>& out(bool pulled) const { return pulled ? pulled_ : pushed_; }
 
     std::mutex mutex;                       // of whoever calls
     std::vector<int64_t> finished;          // chunks, for the caller in Python
     std::vector<Span> fresh;                // ranges, for the same
-    // For a wire that writes sums.
-    std::vector<Part> parts;
-    std::vector<char*> places;              // by task
+    // For wires.
+    std::vector<Part> parts;                // by number
+    std::vector<char*> places;              // of sums, by task; none where the owner stores them
     std::vector<bool> absent;               // by task: no worker had a gradient for some of it
     int64_t step = -1;
-    bool together = false;                  // a sum of this round has arrived
+    bool together = false;                  // a wire has taken a sum of this round
+    int64_t moved = 0;                      // ns, monotonic clock: when a wire took an answer
 
   private:
     // Removes [start, end) from spans, and returns what was removed.
@@ -95,6 +112,7 @@ class InFlight {
     }
 
     std::vector<int64_t> sizes_, left_;
+    std::vector<size_t> first_;             // part of each task
     std::vector<std::vector<Span>> unacknowledged_, pushed_, pulled_;
     std::unordered_map<int64_t, int64_t> chunks_;   // bytes that each waits for
 };

@@ -379,6 +379,8 @@ class Shard {
 // Sums to send to one worker: the most urgent first, as far as its credit allows.
 class Outlet {
   public:
+    static constexpr int64_t SHARED = 64 << 10;     // frames.SMALL: bytes of a range that shares a message, at most
+
     Outlet(int64_t credit, int64_t slice) : credit_(credit), slice_(slice) {}
 
     void put(int64_t urgency, const Value& value) { heap_.push({urgency, ++count_, value}); }
@@ -403,7 +405,6 @@ class Outlet {
     void received(int64_t size) { under_way_ = std::max<int64_t>(0, under_way_ - size); }
 
   private:
-    static constexpr int64_t SHARED = 64 << 10;     // frames.SMALL
     struct Entry {
         int64_t urgency, count;
         Value value;

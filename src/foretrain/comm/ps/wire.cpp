@@ -16,8 +16,9 @@
 //
 // Note [Served connections]. A server's owner may let the wire itself serve a worker: pushes go to the `Shard`, sums and
 // acknowledgements back, and the owner sees none of them. What is not regular goes to the owner, and so does everything
-// behind it on that connection, until the owner has seen it: messages keep their order. A worker's owner may let the wire
-// write sums to where they belong, see `InFlight`; it sees which tasks have landed.
+// behind it on that connection, until the owner has seen it: messages keep their order. A worker's owner lets the wire push
+// ranges of tasks, and take the answers, see `InFlight`: acknowledgements, and sums where they can be written to where they
+// belong; it sees which chunks a server has and which tasks have landed.
 //
 // Note [Strangers]. Of a connection without a key no more is read than a handshake needs, and it is closed when it has
 // none after some seconds, or when too many wait; so it holds neither memory nor a place for longer. A connection with
@@ -105,7 +106,7 @@ struct Message {                    // on its way out
     std::vector<iovec> pieces;      // the prefix is not among them
     std::vector<char> copy;
     std::shared_ptr<void> keep;     // what the pieces lie in, where the owner does not keep it
-    int64_t size, sent = 0;
+    int64_t size = 0, sent = 0;     // bytes of it all; of those, the kernel's
     bool sealed = false;
 };
 
@@ -125,11 +126,23 @@ struct Served {
     bool touched = false;
 };
 
-// A server whose sums are taken here.
+struct Stretch {                    // bytes of a task
+    int64_t task, start, end;
+};
+struct Unacknowledged {             // message
+    int64_t step;
+    std::vector<Stretch> stretches;
+};
+
+// A server whose answers are taken here.
 struct Taken {
     std::shared_ptr<InFlight> inflight;
     int64_t aside;                      // connection for acknowledgements
-    int64_t unacknowledged = 0, heard = 0;
+    int64_t shard, worker, epoch;       // epoch: of the declaration
+    int64_t slice;                      // bytes of a message of several ranges, at most
+    int64_t arrived = 0, heard = 0;     // bytes of sums to acknowledge; ns
+    std::deque<Unacknowledged> pushed;
+    int64_t acknowledged = 0;           // messages
 };
 
 struct Connection {
@@ -275,7 +288,8 @@ class Wire {
                 if (pieces[2 * i + 1])
                     made->pieces.push_back({reinterpret_cast<void*>(pieces[2 * i]), size_t(pieces[2 * i + 1])});
         }
-        queue(*c, std::move(made), length);
+        made->size = length;
+        queue(*c, std::move(made));
         return length <= SMALL ? 0 : c->kept = c->sent + int64_t(c->out.size());
     }
 
@@ -290,17 +304,62 @@ class Wire {
         if (made && find(main)) served_[{shard.get(), worker}] = made;
     }
 
-    // Takes a server's sums from here on.
-    void take_values(int64_t main, int64_t aside, std::shared_ptr<InFlight> inflight) {
+    // Takes a server's answers from here on, on the two connections to it.
+    void take_answers(int64_t main, std::shared_ptr<Taken> taken) {
         Lock lock(mutex_);
-        if (Connection* c = find(main)) c->taken.reset(new Taken{inflight, aside});
+        for (int64_t each : {main, taken->aside})
+            if (Connection* c = find(each)) c->taken = taken;
+    }
+
+    // Pushes what of these ranges a server's shard holds: `spans` are `count` times task, start, end and address, 0 where
+    // there is no gradient. Small ranges share messages; larger ones are sent from where they are, which must stay as it is
+    // until the sums have arrived. Returns the bytes that were queued, −1 if there is no such connection.
+    int64_t push(int64_t number, int64_t step, int64_t flag, const int64_t* spans, int64_t count) {
+        Lock lock(mutex_);
+        Connection* c = find(number);
+        if (!c || !c->taken || c->finishing) return -1;
+        Taken& taken = *c->taken;
+        std::vector<Ranged> small;
+        int64_t queued = 0, size = 0;
+        auto say = [&](std::vector<Ranged>& ranges) {
+            Unacknowledged pushed{step, {}};
+            for (const Ranged& each : ranges) {
+                const InFlight::Part& part = taken.inflight->parts[each.item.part];
+                int64_t start = part.offset + each.item.offset;
+                pushed.stretches.push_back({part.task, start, start + each.item.size});
+            }
+            Header header{{'f', 's'}, PUSH, uint8_t(flag), uint32_t(taken.worker), 0, 0, step, 0, 0};
+            std::unique_ptr<Message> message = bundle(header, ranges);
+            if (message->size <= SMALL) own(*message);
+            queued += message->size;
+            queue(*c, std::move(message));
+            taken.pushed.push_back(std::move(pushed));
+            ranges.clear(), size = 0;
+        };
+        for (const int64_t* span = spans; count--; span += 4) {
+            const char* data = reinterpret_cast<const char*>(span[3]);
+            taken.inflight->parts_of(span[0], span[1], span[2], [&](int64_t number, int64_t low, int64_t high) {
+                const InFlight::Part& part = taken.inflight->parts[number];
+                if (part.shard != taken.shard) return;
+                const char* from = data ? data + (low - span[1]) : nullptr;
+                Ranged one{{number, low - part.offset, high - low, data ? high - low : 0}, from};
+                if (high - low > Outlet::SHARED) {
+                    std::vector<Ranged> alone{one};
+                    return say(alone);
+                }
+                small.push_back(one);
+                if ((size += high - low) > taken.slice - Outlet::SHARED) say(small);
+            });
+        }
+        if (!small.empty()) say(small);
+        return queued;
     }
 
     // Takes a message that the owner has got, as if it had not; returns whether it could.
     bool take_back(int64_t number, const uint8_t* header, const char* payload, int64_t length) {
         Lock lock(mutex_);
         Connection* c = find(number);
-        if (c && c->taken) return take_value(*c, header, payload, length);
+        if (c && c->taken) return take_answer(*c, header, payload, length);
         if (!c || !c->served) return false;
         std::shared_ptr<char> copy(new char[length], std::default_delete<char[]>());
         std::memcpy(copy.get(), payload, length);
@@ -645,15 +704,42 @@ class Wire {
         return fine;
     }
 
-    // Takes sums; returns false if the owner must. Each byte counts once in a round.
-    bool take_value(Connection& c, const uint8_t* from, const char* payload, int64_t length) {
+    // Takes an answer; returns false if the owner must.
+    bool take_answer(Connection& c, const uint8_t* from, const char* payload, int64_t length) {
         Header header;
         std::memcpy(&header, from, HEADER);
         Taken& taken = *c.taken;
-        if (header.kind == ALIVE) return taken.heard = now_ns(), true;
-        if (header.kind != VALUE) return false;
+        std::lock_guard<std::mutex> lock(taken.inflight->mutex);
+        if (header.kind == RECEIVED) {
+            acknowledge(taken, header);
+        } else if (header.kind == VALUE) {
+            if (taken.inflight->places.empty() || !take_value(c, header, payload, length)) return false;
+        } else if (header.kind != ALIVE) {
+            return false;
+        }
+        taken.heard = now_ns();
+        if (header.kind != ALIVE) taken.inflight->moved = taken.heard;
+        return true;
+    }
+
+    // The server has so many messages of a declaration; of those of an earlier one nobody asks.
+    void acknowledge(Taken& taken, const Header& header) {
+        std::vector<int64_t> finished;
+        while (header.step == taken.epoch && taken.acknowledged < header.offset && !taken.pushed.empty()) {
+            const Unacknowledged& first = taken.pushed.front();
+            if (first.step == taken.inflight->step)
+                for (const Stretch& each : first.stretches)
+                    taken.inflight->acknowledge(each.task, each.start, each.end, finished);
+            taken.pushed.pop_front();
+            ++taken.acknowledged;
+        }
+        for (int64_t chunk : finished) tell(-1, FINISHED, chunk);
+    }
+
+    // Takes sums; returns false if they are not regular. Each byte counts once in a round.
+    bool take_value(Connection& c, const Header& header, const char* payload, int64_t length) {
+        Taken& taken = *c.taken;
         InFlight& inflight = *taken.inflight;
-        std::lock_guard<std::mutex> lock(inflight.mutex);
         std::vector<Item> items;
         if (!(header.flag & SEVERAL)) {
             items.push_back({header.part, header.offset, header.size, length});
@@ -673,9 +759,8 @@ class Wire {
             left -= each.length;
         }
         if (left) return false;
-        taken.heard = now_ns();
-        if (!taken.unacknowledged && length) values_of_.push_back(c.number);
-        taken.unacknowledged += length;
+        if (!taken.arrived && length) values_of_.push_back(c.number);
+        taken.arrived += length;
         std::vector<int64_t> finished;
         for (const Item& each : items) {
             const char* data = payload;
@@ -722,10 +807,10 @@ class Wire {
             Connection *main = find(number), *aside = main && main->taken ? find(main->taken->aside) : nullptr;
             if (!aside || aside->finishing) continue;
             std::unique_ptr<Message> message(new Message);
-            Header header{{'f', 's'}, RECEIVED, 0, 0, 0, 0, 0, 0, main->taken->unacknowledged};
+            Header header{{'f', 's'}, RECEIVED, 0, 0, 0, 0, 0, 0, main->taken->arrived};
             std::memcpy(message->prefix.header, &header, HEADER);
-            main->taken->unacknowledged = 0;
-            queue(*aside, std::move(message), 0);
+            main->taken->arrived = 0;
+            queue(*aside, std::move(message));
         }
         std::vector<std::shared_ptr<Served>> touched;
         touched.swap(touched_);
@@ -735,7 +820,7 @@ class Wire {
             if (!main || !aside || main->served != served || main->finishing) continue;
             if (served->acknowledged < served->pushes) {
                 served->acknowledged = served->pushes;
-                queue(*aside, made(*served, {{'f', 's'}, RECEIVED, 0, 0, 0, 0, served->epoch, served->pushes, 0}), 0);
+                queue(*aside, made(*served, {{'f', 's'}, RECEIVED, 0, 0, 0, 0, served->epoch, served->pushes, 0}));
             }
             for (;;) {
                 std::vector<Value> values = served->outlet.take();
@@ -753,38 +838,66 @@ class Wire {
     }
 
     void queue_values(Connection& c, Served& served, const std::vector<Value>& values) {
-        const Value& first = values[0];
-        Header header{{'f', 's'}, VALUE, 0, 0, 0, uint32_t(first.part), first.step, first.start, first.end - first.start};
-        std::vector<Item> table;
-        std::vector<iovec> pieces;
-        int64_t length = 0, size = 0;
-        for (const Value& each : values) {
-            if (each.length())
-                pieces.push_back({const_cast<char*>(served.shard->data(each)), size_t(each.length())});
-            table.push_back({each.part, each.start, each.end - each.start, each.length()});
-            length += each.length(), size += each.end - each.start;
+        Header header{{'f', 's'}, VALUE, 0, uint32_t(served.number), 0, 0, values[0].step, 0, 0};
+        std::vector<Ranged> ranges;
+        for (const Value& each : values)
+            {
+            const char* data = each.length() ? served.shard->data(each) : nullptr;
+            ranges.push_back({{each.part, each.start, each.end - each.start, each.length()}, data});
         }
-        if (values.size() == 1) {
-            header.flag = first.absent ? ABSENT : 0;
-        } else {
-            header.flag = SEVERAL, header.part = uint32_t(values.size()), header.offset = 0, header.size = size;
-        }
-        std::unique_ptr<Message> message = made(served, header);
-        if (values.size() > 1) {
-            int64_t bytes = int64_t(table.size() * sizeof(Item));
-            message->copy.assign(reinterpret_cast<char*>(table.data()), reinterpret_cast<char*>(table.data()) + bytes);
-            message->pieces.push_back({message->copy.data(), size_t(bytes)});
-            length += bytes;
-        }
-        message->pieces.insert(message->pieces.end(), pieces.begin(), pieces.end());
+        std::unique_ptr<Message> message = bundle(header, ranges);
         message->keep = served.shard;
-        queue(c, std::move(message), length);
+        queue(c, std::move(message));
     }
 
     // ── sending ──
 
-    void queue(Connection& c, std::unique_ptr<Message> message, int64_t length) {
-        message->prefix.length = uint32_t(length), message->size = PREFIX + length;
+    struct Ranged {
+        Item item;
+        const char* data;
+    };
+
+    // A message of these ranges, as frames.bundle makes it.
+    static std::unique_ptr<Message> bundle(Header header, const std::vector<Ranged>& ranges) {
+        std::unique_ptr<Message> message(new Message);
+        const Item& first = ranges[0].item;
+        if (ranges.size() == 1) {
+            header.flag |= first.length ? 0 : ABSENT;
+            header.part = uint32_t(first.part), header.offset = first.offset, header.size = first.size;
+        } else {
+            header.flag |= SEVERAL, header.part = uint32_t(ranges.size());
+            header.offset = header.size = 0;
+            message->copy.resize(ranges.size() * sizeof(Item));
+            message->pieces.push_back({message->copy.data(), message->copy.size()});
+        }
+        message->size = int64_t(message->copy.size());
+        char* entry = message->copy.data();
+        for (const Ranged& each : ranges) {
+            if (ranges.size() > 1) {
+                std::memcpy(entry, &each.item, sizeof(Item));
+                entry += sizeof(Item), header.size += each.item.size;
+            }
+            if (each.item.length) message->pieces.push_back({const_cast<char*>(each.data), size_t(each.item.length)});
+            message->size += each.item.length;
+        }
+        std::memcpy(message->prefix.header, &header, HEADER);
+        return message;
+    }
+
+    // Lets a message have its bytes itself.
+    static void own(Message& message) {
+        std::vector<char> whole;
+        for (const iovec& each : message.pieces) {
+            const char* from = static_cast<const char*>(each.iov_base);
+            whole.insert(whole.end(), from, from + each.iov_len);
+        }
+        message.copy.swap(whole), message.pieces.clear();
+        if (!message.copy.empty()) message.pieces.push_back({message.copy.data(), message.copy.size()});
+    }
+
+    // Queues a message, whose `size` is its payload's until then.
+    void queue(Connection& c, std::unique_ptr<Message> message) {
+        message->prefix.length = uint32_t(message->size), message->size += PREFIX;
         std::memset(message->prefix.tag, 0, 16);
         if (c.sending) {
             std::memcpy(message->prefix.header + 8, &c.said, 8);
@@ -1015,7 +1128,7 @@ class Wire {
             drop_place(c);
             return true;
         }
-        if (c.taken && !c.unread && take_value(c, c.prefix.header, c.place, length)) {
+        if (c.taken && !c.unread && take_answer(c, c.prefix.header, c.place, length)) {
             drop_place(c);
             return true;
         }
@@ -1224,12 +1337,16 @@ EXPORTED int64_t foretrain_inflight_ranges(std::shared_ptr<InFlight>* inflight, 
     }
     return count;
 }
-// Lets wires write sums: each part's task, offset and size, and where each task's sum belongs.
-EXPORTED void foretrain_inflight_place(std::shared_ptr<InFlight>* inflight, const int64_t* parts, int64_t count,
-                                      char* const* places, int64_t tasks) {
+// Says which parts there are: task, offset, size and shard of each, in order of tasks.
+EXPORTED void foretrain_inflight_split(std::shared_ptr<InFlight>* inflight, const int64_t* parts, int64_t count) {
     std::lock_guard<std::mutex> lock((*inflight)->mutex);
-    (*inflight)->parts.clear();
-    for (const int64_t* part = parts; count--; part += 3) (*inflight)->parts.push_back({part[0], part[1], part[2]});
+    std::vector<InFlight::Part> all;
+    for (const int64_t* part = parts; count--; part += 4) all.push_back({part[0], part[1], part[2], part[3]});
+    (*inflight)->split_up(std::move(all));
+}
+// Lets wires write sums: to an address for each task.
+EXPORTED void foretrain_inflight_place(std::shared_ptr<InFlight>* inflight, char* const* places, int64_t tasks) {
+    std::lock_guard<std::mutex> lock((*inflight)->mutex);
     (*inflight)->places.assign(places, places + tasks);
     (*inflight)->absent.assign(tasks, false);
 }
@@ -1242,6 +1359,16 @@ EXPORTED int64_t foretrain_inflight_together(std::shared_ptr<InFlight>* inflight
     std::lock_guard<std::mutex> lock((*inflight)->mutex);
     return (*inflight)->together;
 }
-EXPORTED void foretrain_wire_take_values(Wire* wire, int64_t main, int64_t aside, std::shared_ptr<InFlight>* inflight) {
-    wire->take_values(main, aside, *inflight);
+// Returns when a wire took an answer last, ns of the monotonic clock.
+EXPORTED int64_t foretrain_inflight_moved(std::shared_ptr<InFlight>* inflight) {
+    std::lock_guard<std::mutex> lock((*inflight)->mutex);
+    return (*inflight)->moved;
+}
+EXPORTED void foretrain_wire_take_answers(Wire* wire, int64_t main, int64_t aside, std::shared_ptr<InFlight>* inflight,
+                                          int64_t shard, int64_t worker, int64_t epoch, int64_t slice) {
+    wire->take_answers(main, std::shared_ptr<Taken>(new Taken{*inflight, aside, shard, worker, epoch, slice}));
+}
+EXPORTED int64_t foretrain_wire_push(Wire* wire, int64_t connection, int64_t step, int64_t flag, const int64_t* spans,
+                                     int64_t count) {
+    return wire->push(connection, step, flag, spans, count);
 }

@@ -34,6 +34,8 @@ STRANGERS_TIMEOUT: Final = 5.0
 """Seconds that a connection may be without a key."""
 SERVED: Final = frozenset((FrameKind.PUSH, FrameKind.PULL, FrameKind.RECEIVED))
 """Messages of a worker that a wire takes itself where it serves that worker."""
+SPAN: Final = struct.Struct("<4q")
+"""Range in `Wire.push`."""
 _EVENT: Final = struct.Struct("<qqqqq" + HEADER.format.removeprefix("<") + "4x")
 _BATCH: Final = 128
 """Most events of one turn."""
@@ -86,7 +88,7 @@ class Arrival(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Effect of sums that a wire has taken itself: a chunk is finished, or a task has landed.
+    """Effect of answers that a wire has taken itself: a chunk is finished, or a task has landed.
 
     Attributes:
         chunk: see `foretrain.comm.ps.client.inflight.InFlight.finished`; None where a task has landed.
@@ -203,10 +205,14 @@ class Wire:
             return False
         if number:
             self._kept.setdefault(connection, deque()).append((number, payload))
+        self._hold_back(size)
+        return True
+
+    def _hold_back(self, size: int) -> None:
+        """Leave ``size`` queued bytes to the next `poll`, unless there are many."""
         self._unsent += size
         if self._unsent > _UNSENT:
             self.flush()
-        return True
 
     def serve(
         self, connections: tuple[int, int], shard: int | None, worker: int, epoch: int, number: int, credit: int
@@ -224,23 +230,39 @@ class Wire:
         given = *connections, shard, worker, epoch, number, credit, MESSAGE
         self._quick.foretrain_wire_serve(self._wire, *given)
 
-    def take_values(self, connections: tuple[int, int], flights: int) -> None:
-        """Write the sums of a server to their places, and acknowledge them.
+    def take_answers(self, connections: tuple[int, int], flights: int, shard: int, worker: int, epoch: int) -> None:
+        """Take acknowledgements of `push`; write sums to their places, if those are known, and acknowledge them.
 
         Args:
             connections: the two to the server.
-            flights: `foretrain.comm.ps.client.inflight.InFlight.native`, which knows the places.
+            flights: `foretrain.comm.ps.client.inflight.InFlight.native`, which knows parts and places.
+            shard: the server's number.
+            worker: this worker's rank.
+            epoch: of its declaration.
         """
-        self._quick.foretrain_wire_take_values(self._wire, *connections, flights)
+        given = *connections, flights, shard, worker, epoch, MESSAGE
+        self._quick.foretrain_wire_take_answers(self._wire, *given)
+
+    def push(self, connection: int, step: int, flag: int, spans: bytes) -> bool:
+        """Queue pushes of round ``step`` to a server whose answers are taken; return False if the connection is closed.
+
+        ``spans`` are ranges of tasks: task, start, end and address of each, as numbers of 64 bits, and 0 as the address
+        where there is no gradient. Of those the server gets what is on its shard. The bytes must stay there, and not
+        change, until they are answered or the wire is closed.
+        """
+        queued = self._quick.foretrain_wire_push(self._wire, connection, step, flag, spans, len(spans) // SPAN.size)
+        if queued > 0:
+            self._hold_back(queued)
+        return queued >= 0
 
     def progress(self) -> list[Progress]:
-        """Return what sums that were taken here have brought about since the last call, in order."""
+        """Return what answers that were taken here have brought about since the last call, in order."""
         found, self._progress = self._progress, []
         return found
 
     def take_back(self, connection: int, header: Header, payload: memoryview) -> bool:
         """Take a message that `poll` has returned; return False if it is not regular, or of no peer that is served, or
-        whose sums are taken, here.
+        whose answers are taken, here.
         """
         kind, flag, sender, place, *numbers = header
         packed = HEADER.pack(MAGIC, kind, flag, sender, place, *numbers)
@@ -253,7 +275,7 @@ class Wire:
         return bool(self._quick.foretrain_wire_put(self._wire, connection, part, step, start, end, absent))
 
     def heard(self, connection: int) -> float:
-        """Return when the served peer there, or the one whose sums are taken, was last heard: s, monotonic clock."""
+        """Return when the served peer there, or the one whose answers are taken, was last heard: s, monotonic clock."""
         return self._quick.foretrain_wire_heard(self._wire, connection) / 1e9
 
     def flush(self) -> None:
@@ -384,15 +406,17 @@ def libraries() -> tuple[ctypes.CDLL, ctypes.PyDLL]:
     library.foretrain_wire_new.argtypes, library.foretrain_wire_new.restype = [number, number], where
     quick.foretrain_wire_keys.argtypes = [where, number, text, text, number]
     quick.foretrain_wire_give.argtypes = [where, number, where, number]
-    quick.foretrain_wire_take_values.argtypes = [where, number, number, where]
+    quick.foretrain_wire_take_answers.argtypes = [where, number, number, where, *[number] * 4]
+    quick.foretrain_wire_push.argtypes = [where, *[number] * 3, text, number]
     quick.foretrain_inflight_new.argtypes, quick.foretrain_inflight_new.restype = [where, number], where
-    quick.foretrain_inflight_delete.argtypes = quick.foretrain_inflight_together.argtypes = [where]
+    for name in ("delete", "together", "moved"):
+        getattr(quick, f"foretrain_inflight_{name}").argtypes = [where]
     quick.foretrain_inflight_add.argtypes = [where, *[number] * 5]
     quick.foretrain_inflight_acknowledge.argtypes = [where, *[number] * 3]
     quick.foretrain_inflight_arrive.argtypes = [where, *[number] * 3, where]
     quick.foretrain_inflight_finished.argtypes = [where, where]
     quick.foretrain_inflight_ranges.argtypes = [where, number, where, number]
-    quick.foretrain_inflight_place.argtypes = [where, where, number, where, number]
+    quick.foretrain_inflight_split.argtypes = quick.foretrain_inflight_place.argtypes = [where, where, number]
     quick.foretrain_inflight_begin.argtypes = [where, number]
     quick.foretrain_wire_serve.argtypes = [where, number, number, where, *[number] * 5]
     quick.foretrain_wire_take_back.argtypes = [where, number, text, where, number]
@@ -417,6 +441,7 @@ def libraries() -> tuple[ctypes.CDLL, ctypes.PyDLL]:
         getattr(library, f"foretrain_wire_{name}").argtypes = [where]
     for function in (
         quick.foretrain_wire_send,
+        quick.foretrain_wire_push,
         quick.foretrain_wire_take_back,
         quick.foretrain_wire_put,
         quick.foretrain_wire_heard,
@@ -424,6 +449,7 @@ def libraries() -> tuple[ctypes.CDLL, ctypes.PyDLL]:
         quick.foretrain_inflight_arrive,
         quick.foretrain_inflight_ranges,
         quick.foretrain_inflight_together,
+        quick.foretrain_inflight_moved,
         quick.foretrain_shard_push,
         quick.foretrain_shard_pull,
         quick.foretrain_shard_deliveries,

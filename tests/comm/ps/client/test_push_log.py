@@ -29,6 +29,7 @@ from foretrain.plugins.torch.gradient_buffer import GradientBuffer
 from foretrain.plugins.torch.ps.staging import Staging
 from foretrain.plugins.torch.streams import HostStreams
 from foretrain.tasks import Chunk, Piece, Task
+from tests.comm.ps.client.framing import framed
 from tests.comm.ps.server.stateful import RATE, Sgd
 
 COUNTS = [40, 12]
@@ -52,6 +53,26 @@ class Line:
         self.aside = deque()
         """Messages of the second connection."""
         self.up, self.down = deque(), deque()
+        self.placement = None
+        self.unacknowledged, self.acknowledged = deque(), 0
+        """Round and ranges of each message with pushes that has no answer, and how many have one."""
+
+    def take_answers(self, flights, epoch):
+        self.unacknowledged.clear()
+        self.acknowledged = 0
+
+    def push(self, step, flag, spans):
+        for header, payload, ranges in framed(self.placement, self.shard, step, flag, spans):
+            if self.send(header, payload):
+                self.unacknowledged.append((step, ranges))
+
+    def received(self, header):
+        """The ranges that a RECEIVED acknowledges."""
+        while self.acknowledged < header.offset:
+            step, ranges = self.unacknowledged.popleft()
+            self.acknowledged += 1
+            for each in ranges:
+                yield step, each
 
     def send(self, header, payload=b""):
         if self.connected:
@@ -147,6 +168,7 @@ class Worker:
         self.sums, self.pushed, self.acknowledged = [], [], []
         self.left, self.pulls, self.to_land, self.needed = [], [], 0, None
         for line in lines:
+            line.placement = self.pushes.placement
             self.pushes.hear(line)
 
     def begin(self):
@@ -203,8 +225,9 @@ class Worker:
 
     def hear(self, line):
         if line.aside and self.chance.random() < 0.5:
-            for span in self.pushes.received(line, line.aside.popleft()):
-                self.finish(self.flights.acknowledge(*span))
+            for step, span in line.received(line.aside.popleft()):
+                if step == self.pushes.step:
+                    self.finish(self.flights.acknowledge(*span))
             return
         if not line.down:
             return

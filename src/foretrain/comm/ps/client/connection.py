@@ -168,11 +168,16 @@ class Connection:
         self._watch()
         return found
 
-    def take_values(self, flights: InFlight) -> None:
-        """Let the wire write this session's sums where ``flights`` says."""
+    def take_answers(self, flights: InFlight, epoch: int) -> None:
+        """Let the wire take this session's acknowledgements of `push` in the declaration ``epoch``, and its sums."""
         first, second = self._numbers
         if first is not None and second is not None:
-            self._wire.take_values((first, second), flights.native)
+            self._wire.take_answers((first, second), flights.native, self.shard, self._rank, epoch)
+
+    def push(self, step: int, flag: int, spans: bytes) -> None:
+        """Push what of ``spans`` is on this shard, see `foretrain.comm.ps.wire.Wire.push`, if there is a session."""
+        if self._established and self._numbers[0] is not None:
+            self._wire.push(self._numbers[0], step, flag, spans)
 
     def take_back(self, header: Header, payload: memoryview) -> bool:
         """Let the wire take a message that `read` has returned; return False if it cannot."""
@@ -375,7 +380,7 @@ class Links:
         self._wire.poll(max(0.0, min(seconds, due)))
 
     def progress(self) -> list[Progress]:
-        """Return what sums that the wire has taken have brought about since the last call."""
+        """Return what answers that the wire has taken have brought about since the last call."""
         return self._wire.progress()
 
     def live(self) -> None:

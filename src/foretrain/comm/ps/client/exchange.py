@@ -33,6 +33,7 @@ logger = logging.getLogger("foretrain")
 
 _KEEP: Final = 4096
 """Decisions in the log: some steps."""
+_ANSWERS: Final = (FrameKind.VALUE, FrameKind.RECEIVED)
 _CLOSE_TIMEOUT: Final = 2.0
 """Seconds for the last messages to leave."""
 
@@ -109,7 +110,7 @@ class ServedExchange:
         self._direct = places is not None
         """True if the wire writes sums to their places."""
         if places is not None:
-            self._inflight.place(self._pushes.placement.parts, places)
+            self._inflight.place(places)
         self._absent: set[int] = set()
         self._used = [False] * len(job.tasks)
         self._opened: deque[tuple[bool, bytes]] = deque()
@@ -252,23 +253,17 @@ class ServedExchange:
 
     def _receive(self, connection: Connection) -> None:
         frames = connection.read()
-        if self._pushes.hear(connection):
-            if self._direct:
-                connection.take_values(self._inflight)
-            if self._transfer is not None:
-                self._behind.add(connection.shard)
-        if self._direct:
-            frames = [each for each in frames if each[0].kind is not FrameKind.VALUE or not connection.take_back(*each)]
+        if self._pushes.hear(connection) and self._transfer is not None:
+            self._behind.add(connection.shard)
+        # What arrived behind something that is not the wire's to take.
+        frames = [each for each in frames if each[0].kind not in _ANSWERS or not connection.take_back(*each)]
         values = [unbundle(*each) if each[0].kind is FrameKind.VALUE else () for each in frames]
         if received := sum(len(item.data) for items in values for item in items):
             connection.send(Header(FrameKind.RECEIVED, size=received))
         for (header, payload), items in zip(frames, values, strict=True):
             for item in items:
                 self._value(header.step, *item)
-            if header.kind is FrameKind.RECEIVED:
-                for span in self._pushes.received(connection, header):
-                    self._acknowledge(*span)
-            elif header.kind is FrameKind.WANTED:
+            if header.kind is FrameKind.WANTED:
                 self._pushes.together |= self._inflight.together
                 self._pushes.wanted(connection, header)
                 self._follow_up(connection)
@@ -305,6 +300,7 @@ class ServedExchange:
             if self._keep:
                 self.records.append(CommRecord(flight.chunk, flight.issued, time.perf_counter_ns()))
             flight.done(flight.chunk)
+        self._begin_if_due()
 
     def _value(self, step: int, number: int, offset: int, size: int, payload: bytes | memoryview) -> None:
         if step != self._pushes.step:
@@ -356,8 +352,8 @@ class ServedExchange:
         self._engine.post(Ready(task))
 
     def _begin_if_due(self) -> None:
-        """Begin the next round if it was opened and the last one has landed."""
-        if self._missing_tasks or not self._opened:
+        """Begin the next round if it was opened and the last one has landed, and its chunks are done."""
+        if self._missing_tasks or not self._opened or not self._inflight.idle:
             return
         again, hyperparameters = self._opened.popleft()
         self._pushes.begin(again, hyperparameters)
@@ -389,7 +385,8 @@ class ServedExchange:
                 host, port = connection.address
                 why = connection.busy or f"server {connection.shard} at {host}:{port} has been silent"
                 raise PeerLost(f"{why} for {silent:.1f} s; {self.last()}")
-        if self._missing_tasks and now - self._last_progress > self._stall_timeout:
+        moved = max(self._last_progress, self._inflight.moved)
+        if self._missing_tasks and now - moved > self._stall_timeout:
             raise StallError(f"nothing has moved for {self._stall_timeout:g} s; {self.last()}", self._engine.waiting())
 
         if self._close_deadline is not None and (not self._needing_servers or now > self._close_deadline):

@@ -48,7 +48,8 @@ class InFlight:
     """Bytes in flight of tasks of these ``sizes``, in C++ (inflight.h); each byte is pushed, and returns, once a round.
 
     Servers answer bytes as the last worker has pushed them, so that sums are cut otherwise than pushes. Duplicates,
-    as after a connection broke, count once. A `foretrain.comm.ps.wire.Wire` may take sums itself, see `place`.
+    as after a connection broke, count once. A `foretrain.comm.ps.wire.Wire` takes acknowledgements itself, and with
+    `place` sums.
 
     Attributes:
         native: handle for that wire.
@@ -60,18 +61,33 @@ class InFlight:
         weakref.finalize(self, self._library.foretrain_inflight_delete, self.native)
         self._flights: dict[int, InFlightChunk] = {}
         """Chunks of this round, by the number that C++ knows."""
+        self._unfinished = 0
+        """Chunks of this round that nobody was told to be finished."""
         self._counts = numbers([0, 0])
 
-    def place(self, parts: Iterable[ShardPart], places: Sequence[int]) -> None:
-        """Let wires write the sums of ``parts``, by number, to the addresses in ``places``, by task."""
-        flat = [number for part in parts for number in (part.task, part.offset, part.size)]
-        given = numbers(flat), len(flat) // 3, numbers(places), len(places)
-        self._library.foretrain_inflight_place(self.native, *given)
+    def split(self, parts: Iterable[ShardPart]) -> None:
+        """Tell wires which parts there are, in order."""
+        flat = [number for part in parts for number in (part.task, part.offset, part.size, part.shard)]
+        self._library.foretrain_inflight_split(self.native, numbers(flat), len(flat) // 4)
+
+    def place(self, places: Sequence[int]) -> None:
+        """Let wires write sums to the addresses in ``places``, by task."""
+        self._library.foretrain_inflight_place(self.native, numbers(places), len(places))
 
     def begin(self, step: int) -> None:
         """Begin round ``step``, when all sums of the one before have arrived; wires take no sums of others."""
         self._flights.clear()
         self._library.foretrain_inflight_begin(self.native, step)
+
+    @property
+    def idle(self) -> bool:
+        """Return whether all chunks of the round are finished, and their owner knows it."""
+        return not self._unfinished
+
+    @property
+    def moved(self) -> float:
+        """Return when a wire took an answer last: s, monotonic clock."""
+        return self._library.foretrain_inflight_moved(self.native) / 1e9
 
     @property
     def together(self) -> bool:
@@ -100,6 +116,7 @@ class InFlight:
 
     def finished(self, chunk: int) -> InFlightChunk:
         """Return a chunk that a wire has found finished."""
+        self._unfinished -= 1
         return self._flights[chunk]
 
     def unanswered(self) -> Iterator[tuple[int, ByteRange]]:
@@ -117,13 +134,14 @@ class InFlight:
 
     def _add(self, flight: InFlightChunk, task: int, start: int, end: int, *, pull: bool) -> None:
         number = id(flight)
+        self._unfinished += number not in self._flights
         self._flights[number] = flight
         self._library.foretrain_inflight_add(self.native, number, task, start, end, pull)
 
     def _finished(self, count: int) -> list[InFlightChunk]:
         chunks = numbers([0] * count)
         self._library.foretrain_inflight_finished(self.native, chunks)
-        return [self._flights[chunk] for chunk in chunks]
+        return [self.finished(chunk) for chunk in chunks]
 
     def _out(self, which: int) -> Iterator[tuple[int, ByteRange]]:
         for task, start, end, chunk in self._ranges(which):

@@ -15,15 +15,15 @@ all later rounds are resent, each when those before are complete there.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from foretrain.comm.ps.client.inflight import InFlight
-from foretrain.comm.ps.frames import ACCUMULATES, CLOSED, PULL_ONLY, SMALL, STATEFUL, FrameKind, Header, Item, bundle
+from foretrain.comm.ps.frames import ACCUMULATES, CLOSED, PULL_ONLY, STATEFUL, FrameKind, Header
 from foretrain.comm.ps.placement import Declaration, Placement
+from foretrain.comm.ps.wire import SPAN
 from foretrain.errors import PeerLost
-from foretrain.network.switch_cluster import MESSAGE
 from foretrain.tasks import Piece
 
 if TYPE_CHECKING:
@@ -38,12 +38,12 @@ class Copies(Protocol):
     def begin(self, step: int, since: int) -> None:
         """Prepare for round ``step``; drop copies of rounds before ``since``."""
 
-    def fill(self, task: int, start: int, end: int, step: int) -> memoryview:
-        """Copy these bytes of a gradient and return the copy."""
+    def fill(self, task: int, start: int, end: int, step: int) -> None:
+        """Copy these bytes of a gradient."""
         ...
 
-    def kept(self, task: int, start: int, end: int, step: int) -> memoryview:
-        """Return these bytes as they were pushed in round ``step``."""
+    def address(self, task: int, step: int) -> int:
+        """Return where the copy of a gradient in round ``step`` is; the memory stays until connections are closed."""
         ...
 
 
@@ -94,8 +94,6 @@ class _ServerState:
         closed: whether it would not wait for this worker after a restart.
         done: rounds that are complete there.
         lost: lost workers, with the round in which it reported each.
-        unacknowledged: round and ranges of each message with pushes of this session without an acknowledgement.
-        acknowledged: number of messages of this session with one.
     """
 
     number: int | None = None
@@ -107,8 +105,6 @@ class _ServerState:
     closed: bool = False
     done: int = 0
     lost: dict[int, int] = field(default_factory=dict)
-    unacknowledged: deque[tuple[int, list[PushedRange]]] = field(default_factory=deque)
-    acknowledged: int = 0
 
 
 class PushLog:
@@ -128,6 +124,7 @@ class PushLog:
     def __init__(self, copies: Copies, connections: Sequence[Connection], flights: InFlight, epoch: int) -> None:
         self._copies, self._connections, self._inflight, self._epoch = copies, connections, flights, epoch
         self.placement = Placement(copies.declaration, len(connections))
+        flights.split(self.placement.parts)
         self.together = False
         self._rounds: deque[_Round] = deque()
         self._servers = [_ServerState() for _ in connections]
@@ -158,7 +155,7 @@ class PushLog:
             if used(task):
                 latest.used.add(task)
                 self._copies.fill(task, start, end, latest.step)
-        self._say(latest, batch, self.ready)
+        self._say(latest, batch, (each for each in self._connections if self.ready(each.shard)))
 
     def pull(self, task: int, start: int, end: int) -> None:
         """Ask for the sums of these bytes."""
@@ -170,8 +167,7 @@ class PushLog:
         if connection.sessions == server.sessions:
             return False
         server.sessions = connection.sessions
-        server.unacknowledged.clear()
-        server.acknowledged = 0
+        connection.take_answers(self._inflight, self._epoch)
         # Before the first round there is nothing to resend, and no answer to wait for.
         server.ready, server.next = not self._rounds, None
         header = Header(FrameKind.DECLARE, step=self._epoch, offset=self.step + 1)
@@ -197,22 +193,11 @@ class PushLog:
             for task, (start, end, flight) in self._inflight.unanswered():
                 left[flight.chunk.op == "reduce_scatter"].append(PushedRange(task, start, end))
             for held, spans in enumerate(left):
-                self._say(self._rounds[-1], _SentBatch(tuple(spans), bool(held)), connection.shard.__eq__)
+                self._say(self._rounds[-1], _SentBatch(tuple(spans), bool(held)), [connection])
             self._caught_up(connection)
         else:
             server.next = self._first(connection.shard)
             self._catch_up(connection)
-
-    def received(self, connection: Connection, header: Header) -> list[PushedRange]:
-        """Handle RECEIVED: acknowledge messages; return their ranges of this round."""
-        server, spans = self._servers[connection.shard], []
-        if header.step != self._epoch:
-            return spans  # of an earlier declaration
-        while server.unacknowledged and server.acknowledged < header.offset:
-            step, some = server.unacknowledged.popleft()
-            server.acknowledged += 1
-            spans += some if step == self.step else []
-        return spans
 
     def committed(self, connection: Connection, header: Header) -> None:
         """Handle COMMITTED: the server has completed or saved rounds."""
@@ -260,7 +245,7 @@ class PushLog:
             self._say_rule(one, connection)
             for batch in one.batches:
                 # The sums of earlier rounds have arrived here, and only other workers need them.
-                self._say(one, batch if one is latest else batch._replace(held=True), connection.shard.__eq__)
+                self._say(one, batch if one is latest else batch._replace(held=True), [connection])
             server.next += 1
             if one is latest:
                 self._caught_up(connection)
@@ -277,33 +262,14 @@ class PushLog:
         if one.rule.text:
             connection.send(Header(FrameKind.RULE, step=one.rule.since, size=len(one.rule.text)), one.rule.text)
 
-    def _say(self, one: _Round, batch: _SentBatch, to: Callable[[int], bool]) -> None:
+    def _say(self, one: _Round, batch: _SentBatch, to: Iterable[Connection]) -> None:
         flag = (ACCUMULATES if one.again else 0) | (PULL_ONLY if batch.held else 0)
-        header = Header(FrameKind.PUSH, flag, step=one.step)
-        for shard, spans, items in self._together(one, batch):
-            if to(shard) and self._connections[shard].send(*bundle(header, items)):
-                self._servers[shard].unacknowledged.append((one.step, spans))
-
-    def _together(self, one: _Round, batch: _SentBatch) -> Iterator[tuple[int, list[PushedRange], list[Item]]]:
-        """Yield the shard, ranges and items of each message. Small ranges share one."""
-        small: dict[int, tuple[list[PushedRange], list[Item]]] = {}
-        for task, start, end in batch.spans:
-            used = task in one.used
-            data = self._copies.kept(task, start, end, one.step) if used else memoryview(b"")
-            for part, offset, size in self.placement.of(Piece(task, start, end - start)):
-                low = part.offset + offset
-                span = PushedRange(task, low, low + size)
-                item = Item(part.number, offset, size, data[low - start : low - start + size])
-                if size > SMALL:
-                    yield part.shard, [span], [item]
-                    continue
-                spans, items = small.setdefault(part.shard, ([], []))
-                spans.append(span)
-                items.append(item)
-                if sum(item.size for item in items) > MESSAGE - SMALL:
-                    yield part.shard, *small.pop(part.shard)
-        for shard, (spans, items) in small.items():
-            yield shard, spans, items
+        spans = b"".join(
+            SPAN.pack(task, start, end, self._copies.address(task, one.step) + start if task in one.used else 0)
+            for task, start, end in batch.spans
+        )
+        for connection in to:
+            connection.push(one.step, flag, spans)
 
     def _ask(self, task: int, start: int, end: int, to: Callable[[int], bool]) -> None:
         for part, offset, size in self.placement.of(Piece(task, start, end - start)):

@@ -66,8 +66,8 @@ class Staging:
             direct = flat.device.type == "cpu" and back == flat.dtype
             self._buffers.append(_Buffer(kind, flat if direct else self._empty(len(flat), back)))
         self._free = [self._copies() for _ in range(2)]
-        self._sent: dict[int, list[tuple[torch.Tensor, memoryview]]] = {}
-        """Pushed copies of each kept round, per flat buffer."""
+        self._sent: dict[int, list[tuple[torch.Tensor, int]]] = {}
+        """Pushed copies of each kept round, per flat buffer, and their addresses."""
         self._received = [_bytes_of(buffer.received) for buffer in self._buffers]
         self._width = [buffer.kind.itemsize for buffer in self._buffers]
         whole = [gradients.runs([Piece(task.index, 0, task.size)])[0] for task in tasks]
@@ -81,10 +81,10 @@ class Staging:
     def _empty(self, count: int, kind: torch.dtype) -> torch.Tensor:
         return torch.empty(count, dtype=kind, pin_memory=self._gradients.flat[0].is_cuda)
 
-    def _copies(self) -> list[tuple[torch.Tensor, memoryview]]:
-        """Return buffers for the pushes of a round, per flat buffer, with their bytes."""
+    def _copies(self) -> list[tuple[torch.Tensor, int]]:
+        """Return buffers for the pushes of a round, per flat buffer, and their addresses."""
         made = [self._empty(len(buffer.received), buffer.kind) for buffer in self._buffers]
-        return [(tensor, _bytes_of(tensor)) for tensor in made]
+        return [(tensor, tensor.data_ptr()) for tensor in made]
 
     def begin(self, step: int, since: int) -> None:
         """Prepare for round ``step``; forget what was pushed before round ``since``."""
@@ -97,8 +97,8 @@ class Staging:
         width = self._width[self._place[piece.task][0]]
         return piece.offset // width * width, (piece.offset + piece.size) // width * width
 
-    def fill(self, task: int, start: int, end: int, step: int) -> memoryview:
-        """Copy these bytes of a gradient and return the copy."""
+    def fill(self, task: int, start: int, end: int, step: int) -> None:
+        """Copy these bytes of a gradient."""
         buffer, base = self._place[task]
         width = self._width[buffer]
         run = BufferSlice(buffer, base + start // width, base + end // width)
@@ -106,13 +106,11 @@ class Staging:
         if self._rounding is not None:
             values = self._rounding.round(run, values)
         self._sent[step][buffer][0][run.start : run.end].copy_(values)
-        return self.kept(task, start, end, step)
 
-    def kept(self, task: int, start: int, end: int, step: int) -> memoryview:
-        """Return these bytes as they were pushed in round ``step``."""
+    def address(self, task: int, step: int) -> int:
+        """Return where the copy of a gradient in round ``step`` is."""
         buffer, base = self._place[task]
-        at = base * self._width[buffer]
-        return self._sent[step][buffer][1][at + start : at + end]
+        return self._sent[step][buffer][1] + base * self._width[buffer]
 
     def store(self, task: int, start: int, data: memoryview) -> None:
         """Write arrived bytes to the gradient's place from ``start`` on."""
