@@ -27,7 +27,7 @@ WORKERS, CHUNK = 2, 64 << 10
 STEPS = 100_000
 """More than there is time for: the workers are ended."""
 PYTHON = (
-    ("copy for resending", r"(fill|kept) \S*push_log|\S*(fill|kept) \("),
+    ("copy for resending", r"\S*fill \("),
     ("policy", r"foretrain/(schedule|engine)"),
     ("push log", r"ps/client/push_log"),
     ("what is in flight", r"ps/client/inflight"),

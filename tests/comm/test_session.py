@@ -391,6 +391,28 @@ def test_halving_and_doubling_needs_a_power_of_two():
         assert "over: 'halving_doubling' needs a power of two of ranks, not 3" in str(error)
 
 
+UNCLOSED = """
+import sys
+import numpy as np
+import foretrain as ft
+session = ft.Session("fifo", ft.ParameterServer(sys.argv[1]), rank=0, ranks=1)
+[task] = session.declare([("weight", 400, "float32")])
+session.begin_step()
+task.ready(np.ones(100, np.float32))
+print(task.wait().sum())
+"""
+
+
+@pytest.mark.process
+def test_a_script_that_does_not_close_its_session_over_servers_ends_in_good_order():
+    with servers(1, 1) as (addresses, (service,)):
+        script = subprocess.run(
+            [sys.executable, "-c", UNCLOSED, addresses], capture_output=True, text=True, check=False
+        )
+    assert (script.returncode, script.stdout, script.stderr) == (0, "100.0\n", "")
+    assert service.failure is None
+
+
 @pytest.mark.parametrize("schedule", ["fifo", "prophet"])
 def test_servers_sum_what_ranks_push(schedule):
     with servers(1, 2) as (addresses, _):

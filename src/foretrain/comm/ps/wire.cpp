@@ -11,8 +11,9 @@
 //
 // Note [Places]. Payloads are received where they stay, in slabs that the owner gives, one message behind the other.
 // A slab is the owner's again when nothing more is received into it. Without a slab nothing is received: the sender's
-// window closes, so that memory is bounded. What is sent is sent from where it is; the owner keeps it until a SENT event
-// says that the kernel has it. Few bytes are copied instead.
+// window closes, so that memory is bounded. What is sent is sent from where it is. The owner keeps what it gave to `send`
+// until a SENT event says that the kernel has it, and the memory of what it pushes as long as the wire. Few bytes are
+// copied instead.
 //
 // Note [Served connections]. A server's owner may let the wire itself serve a worker: pushes go to the `Shard`, sums and
 // acknowledgements back, and the owner sees none of them. What is not regular goes to the owner, and so does everything
@@ -312,8 +313,8 @@ class Wire {
     }
 
     // Pushes what of these ranges a server's shard holds: `spans` are `count` times task, start, end and address, 0 where
-    // there is no gradient. Small ranges share messages; larger ones are sent from where they are, which must stay as it is
-    // until the sums have arrived. Returns the bytes that were queued, −1 if there is no such connection.
+    // there is no gradient. Small ranges share messages; larger ones are sent from where they are, see Note [Places].
+    // Returns the bytes that were queued, −1 if there is no such connection.
     int64_t push(int64_t number, int64_t step, int64_t flag, const int64_t* spans, int64_t count) {
         Lock lock(mutex_);
         Connection* c = find(number);
@@ -718,7 +719,6 @@ class Wire {
             return false;
         }
         taken.heard = now_ns();
-        if (header.kind != ALIVE) taken.inflight->moved = taken.heard;
         return true;
     }
 
@@ -732,6 +732,7 @@ class Wire {
                     taken.inflight->acknowledge(each.task, each.start, each.end, finished);
             taken.pushed.pop_front();
             ++taken.acknowledged;
+            taken.inflight->moved = now_ns();
         }
         for (int64_t chunk : finished) tell(-1, FINISHED, chunk);
     }
@@ -774,10 +775,11 @@ class Wire {
             if (!each.length) inflight.absent[task] = true;
             for (const InFlight::Span& span : arrived.first)
                 if (each.length) std::memcpy(inflight.places[task] + span.start, data + (span.start - start), span.end - span.start);
-            for (int64_t chunk : finished) tell(c.number, FINISHED, chunk);
+            if (!arrived.first.empty()) inflight.moved = now_ns();
+            for (int64_t chunk : finished) tell(-1, FINISHED, chunk);
             finished.clear();
             if (arrived.second) {
-                tell(c.number, LANDED, task);
+                tell(-1, LANDED, task);
                 late_.back().length = !inflight.absent[task];
             }
         }
@@ -840,8 +842,7 @@ class Wire {
     void queue_values(Connection& c, Served& served, const std::vector<Value>& values) {
         Header header{{'f', 's'}, VALUE, 0, uint32_t(served.number), 0, 0, values[0].step, 0, 0};
         std::vector<Ranged> ranges;
-        for (const Value& each : values)
-            {
+        for (const Value& each : values) {
             const char* data = each.length() ? served.shard->data(each) : nullptr;
             ranges.push_back({{each.part, each.start, each.end - each.start, each.length()}, data});
         }

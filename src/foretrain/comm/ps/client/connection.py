@@ -174,10 +174,10 @@ class Connection:
         if first is not None and second is not None:
             self._wire.take_answers((first, second), flights.native, self.shard, self._rank, epoch)
 
-    def push(self, step: int, flag: int, spans: bytes) -> None:
-        """Push what of ``spans`` is on this shard, see `foretrain.comm.ps.wire.Wire.push`, if there is a session."""
-        if self._established and self._numbers[0] is not None:
-            self._wire.push(self._numbers[0], step, flag, spans)
+    def push(self, step: int, flag: int, spans: bytes) -> bool:
+        """Push what of ``spans`` is on this shard, see `foretrain.comm.ps.wire.Wire.push`; return whether it could."""
+        number = self._numbers[0]
+        return self._established and number is not None and self._wire.push(number, step, flag, spans)
 
     def take_back(self, header: Header, payload: memoryview) -> bool:
         """Let the wire take a message that `read` has returned; return False if it cannot."""

@@ -33,7 +33,7 @@ logger = logging.getLogger("foretrain")
 
 _KEEP: Final = 4096
 """Decisions in the log: some steps."""
-_ANSWERS: Final = (FrameKind.VALUE, FrameKind.RECEIVED)
+_TAKEN: Final = (FrameKind.VALUE, FrameKind.RECEIVED)
 _CLOSE_TIMEOUT: Final = 2.0
 """Seconds for the last messages to leave."""
 
@@ -203,17 +203,19 @@ class ServedExchange:
 
     def start(self, chunk: Chunk, done: Callable[[Chunk], None]) -> None:
         """Push or pull ``chunk``, each byte at its shard."""
-        ranges = [(piece.task, *self._staging.aligned(piece)) for piece in chunk.pieces]
-        flight = InFlightChunk(chunk, done, sum(end - start for _, start, end in ranges), time.perf_counter_ns())
-        if not flight.left:
-            # Less than an element: it is sent with the piece in which its element ends.
+        spans = [PushedRange(piece.task, *self._staging.aligned(piece)) for piece in chunk.pieces]
+        # A piece that is less than an element is sent with the piece in which its element ends.
+        spans = [span for span in spans if span.start < span.end]
+        flight = InFlightChunk(chunk, done, sum(span.end - span.start for span in spans), time.perf_counter_ns())
+        # All is noted before any is sent: the chunk is done when all that is noted is answered.
+        if not spans:
             self.call_at(0, lambda: done(chunk))
         elif chunk.op == "all_gather":
-            for task, start, end in ranges:
-                self._inflight.pull(flight, task, start, end)
-                self._pushes.pull(task, start, end)
+            for span in spans:
+                self._inflight.pull(flight, *span)
+            for span in spans:
+                self._pushes.pull(*span)
         else:
-            spans = [PushedRange(*each) for each in ranges if each[1] < each[2]]
             for span in spans:
                 self._inflight.push(flight, *span)
             with self._staging.sending([span.task for span in spans if self._used[span.task]]):
@@ -256,7 +258,7 @@ class ServedExchange:
         if self._pushes.hear(connection) and self._transfer is not None:
             self._behind.add(connection.shard)
         # What arrived behind something that is not the wire's to take.
-        frames = [each for each in frames if each[0].kind not in _ANSWERS or not connection.take_back(*each)]
+        frames = [each for each in frames if each[0].kind not in _TAKEN or not connection.take_back(*each)]
         values = [unbundle(*each) if each[0].kind is FrameKind.VALUE else () for each in frames]
         if received := sum(len(item.data) for items in values for item in items):
             connection.send(Header(FrameKind.RECEIVED, size=received))
@@ -385,8 +387,9 @@ class ServedExchange:
                 host, port = connection.address
                 why = connection.busy or f"server {connection.shard} at {host}:{port} has been silent"
                 raise PeerLost(f"{why} for {silent:.1f} s; {self.last()}")
-        moved = max(self._last_progress, self._inflight.moved)
-        if self._missing_tasks and now - moved > self._stall_timeout:
+        if now - self._last_progress > self._stall_timeout:
+            self._last_progress = max(self._last_progress, self._inflight.moved)
+        if (self._missing_tasks or self._opened) and now - self._last_progress > self._stall_timeout:
             raise StallError(f"nothing has moved for {self._stall_timeout:g} s; {self.last()}", self._engine.waiting())
 
         if self._close_deadline is not None and (not self._needing_servers or now > self._close_deadline):

@@ -58,7 +58,8 @@ class InFlight:
     def __init__(self, sizes: Sequence[int]) -> None:
         self._library, self._tasks = wire.libraries()[1], len(sizes)
         self.native = self._library.foretrain_inflight_new(numbers(sizes), len(sizes))
-        weakref.finalize(self, self._library.foretrain_inflight_delete, self.native)
+        # Not at exit: the exchange's thread may run longer than other hooks there.
+        weakref.finalize(self, self._library.foretrain_inflight_delete, self.native).atexit = False
         self._flights: dict[int, InFlightChunk] = {}
         """Chunks of this round, by the number that C++ knows."""
         self._unfinished = 0
@@ -149,9 +150,10 @@ class InFlight:
 
     def _ranges(self, which: int) -> Iterator[Sequence[int]]:
         """Yield task, start, end and chunk of ranges, see wire.cpp."""
-        count = self._library.foretrain_inflight_ranges(self.native, which, None, 0)
-        flat = numbers([0] * (4 * count))
-        self._library.foretrain_inflight_ranges(self.native, which, flat, count)
+        room, flat = 0, numbers([])
+        # A wire may change them between two calls.
+        while (count := self._library.foretrain_inflight_ranges(self.native, which, flat, room)) > room:
+            room, flat = count, numbers([0] * (4 * count))
         return iter([flat[place : place + 4] for place in range(0, 4 * count, 4)])
 
 

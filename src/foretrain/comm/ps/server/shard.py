@@ -103,7 +103,7 @@ class SumShard:
         self.native = self._library.foretrain_shard_new(
             workers, restarted, wire.numbers(gone), len(gone), wire.numbers(flat), len(numbers)
         )
-        self._end = weakref.finalize(self, self._library.foretrain_shard_delete, self.native)
+        weakref.finalize(self, self._library.foretrain_shard_delete, self.native).atexit = False
         self._sums: dict[tuple[int, int], memoryview] = {}
         self._detail = ctypes.c_int64()
 
