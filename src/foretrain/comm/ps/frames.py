@@ -1,6 +1,6 @@
 """Messages between workers and servers: a header of fixed layout, its tag, and raw bytes of one range or several.
 
-A message is a prefix of 64 bytes, its payload's length, header and tag, and the payload, which is sent from where it is.
+A message is a prefix of 64 bytes, its payload's length, header and tag, and the payload, sent from where it is.
 Nothing is pickled. `foretrain.comm.ps.wire` carries messages, and makes and checks their tags.
 
 A connection begins with a handshake with the job's secret:

@@ -247,8 +247,8 @@ class Wire:
         """Queue pushes of round ``step`` to a server whose answers are taken; return False if it is not connected.
 
         ``spans`` are ranges of tasks: task, start, end and address of each, as numbers of 64 bits, and 0 as the address
-        where there is no gradient. Of those the server gets what is on its shard. The memory must stay until the wire is
-        closed, and the bytes until nobody needs them again.
+        where there is no gradient. Of those the server gets what is on its shard. The memory must stay until the wire
+        is closed, and the bytes until nobody needs them again.
         """
         queued = self._quick.foretrain_wire_push(self._wire, connection, step, flag, spans, len(spans) // SPAN.size)
         if queued > 0:
