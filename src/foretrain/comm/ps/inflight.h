@@ -52,17 +52,12 @@ class InFlight {
     // Calls `each(part, low, high)` with the parts that hold bytes [start, end) of a task.
     template <typename Each>
     void parts_of(int64_t task, int64_t start, int64_t end, Each each) const {
-        for (size_t k = first_.at(task); k < parts.size() && parts[k].task == task && parts[k].offset < end; ++k) {
-            int64_t low = std::max(start, parts[k].offset), high = std::min(end, parts[k].offset + parts[k].size);
-            if (low < high) each(int64_t(k), low, high);
-        }
-    }
-
-    // Sets the parts of all tasks, in order.
-    void split_up(std::vector<Part> all) {
-        parts = std::move(all);
-        first_.assign(sizes_.size(), parts.size());
-        for (size_t k = parts.size(); k--;) first_[parts[k].task] = k;
+        auto before = [&](const Part& part, int64_t) {
+            return part.task < task || (part.task == task && part.offset + part.size <= start);
+        };
+        auto part = std::lower_bound(parts.begin(), parts.end(), start, before);
+        for (; part != parts.end() && part->task == task && part->offset < end; ++part)
+            each(part - parts.begin(), std::max(start, part->offset), std::min(end, part->offset + part->size));
     }
 
     // Everything that was pushed, or pulled, and has not returned, by task.
@@ -72,7 +67,7 @@ class InFlight {
     std::vector<int64_t> finished;          // chunks, for the caller in Python
     std::vector<Span> fresh;                // ranges, for the same
     // For wires.
-    std::vector<Part> parts;                // by number
+    std::vector<Part> parts;                // by number, which follows task and offset
     std::vector<char*> places;              // of sums, by task; none where the owner stores them
     std::vector<bool> absent;               // by task: no worker had a gradient for some of it
     int64_t step = -1;
@@ -112,7 +107,6 @@ class InFlight {
     }
 
     std::vector<int64_t> sizes_, left_;
-    std::vector<size_t> first_;             // part of each task
     std::vector<std::vector<Span>> unacknowledged_, pushed_, pulled_;
     std::unordered_map<int64_t, int64_t> chunks_;   // bytes that each waits for
 };

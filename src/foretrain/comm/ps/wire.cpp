@@ -1341,9 +1341,8 @@ EXPORTED int64_t foretrain_inflight_ranges(std::shared_ptr<InFlight>* inflight, 
 // Says which parts there are: task, offset, size and shard of each, in order of tasks.
 EXPORTED void foretrain_inflight_split(std::shared_ptr<InFlight>* inflight, const int64_t* parts, int64_t count) {
     std::lock_guard<std::mutex> lock((*inflight)->mutex);
-    std::vector<InFlight::Part> all;
-    for (const int64_t* part = parts; count--; part += 4) all.push_back({part[0], part[1], part[2], part[3]});
-    (*inflight)->split_up(std::move(all));
+    for (const int64_t* part = parts; count--; part += 4)
+        (*inflight)->parts.push_back({part[0], part[1], part[2], part[3]});
 }
 // Lets wires write sums: to an address for each task.
 EXPORTED void foretrain_inflight_place(std::shared_ptr<InFlight>* inflight, char* const* places, int64_t tasks) {

@@ -106,10 +106,7 @@ class ServedExchange:
         self.spec = spec
         self._inflight = InFlight([task.size for task in job.tasks])
         self._pushes = PushLog(staging, self._connections, self._inflight, epoch)
-        places = staging.places()
-        self._direct = places is not None
-        """True if the wire writes sums to their places."""
-        if places is not None:
+        if (places := staging.places()) is not None:
             self._inflight.place(places)
         self._absent: set[int] = set()
         self._used = [False] * len(job.tasks)
