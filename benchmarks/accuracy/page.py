@@ -85,7 +85,8 @@ than forecast. It is not the layout: the model of 175 billion, split so over as 
 of 2, and 54 to 59 s split otherwise.
 
 AsyncTP is PyTorch's own (`torch.distributed._symmetric_memory`). In float8 with a scale for each row its pass finds
-nothing to pipeline here. With a scale for each tensor the script itself sends the same bytes by broadcasts beside its products.
+nothing to pipeline here. With a scale for each tensor the script itself sends the same bytes by broadcasts beside its
+products.
 
 cuDNN's attention has no table of its own: of a GPU's attention kernels only the best is measured. cuDNN's, that of
 FlashAttention-2 and the memory-efficient one are charged at estimated shares of its rate. A script is charged for the
