@@ -209,7 +209,7 @@ def test_two_sweeps_do_not_share_a_folder_and_shards_are_checked(tmp_path: Path)
     ):
         pass
     (folder / ".half.tmp").write_text("{")
-    (folder / "old.json").write_bytes(msgspec.json.encode(StoredResults("0.0.0", [ScenarioResult("a")])))
+    (folder / "old.json").write_bytes(msgspec.json.encode(StoredResults("0.0.0", [msgspec.Raw(b"{}")])))
     with ResultStore(folder, ScenarioResult) as journal:
         assert (journal.found, journal.stale) == ({}, 1)
     assert not (folder / ".half.tmp").exists()

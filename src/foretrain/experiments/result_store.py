@@ -88,11 +88,11 @@ class Result(Protocol):
 R = TypeVar("R", bound=Result)
 
 
-class StoredResults(msgspec.Struct, Generic[R], frozen=True):
-    """Entry of the store: results, and the version of foretrain that found them."""
+class StoredResults(msgspec.Struct, frozen=True):
+    """Entry of the store: results, as JSON, and the version of foretrain that found them."""
 
     version: str
-    results: list[R]
+    results: list[msgspec.Raw]
 
 
 class ResultStore(Generic[R]):
@@ -142,23 +142,24 @@ class ResultStore(Generic[R]):
     def _read(self) -> None:
         for path in self._folder.glob(".*.tmp"):
             path.unlink()  # half an entry, of a process that was killed while it wrote
-        decoder = msgspec.json.Decoder(StoredResults[self._kind])
+        decoder, of_result = msgspec.json.Decoder(StoredResults), msgspec.json.Decoder(self._kind)
         for path in sorted(self._folder.glob("*.json")):
             try:
                 entry = decoder.decode(path.read_bytes())
+                if entry.version == foretrain.__version__:
+                    self.found |= {result.id: result for result in map(of_result.decode, entry.results)}
+                else:
+                    self.stale += len(entry.results)
             except (msgspec.MsgspecError, OSError) as error:
                 raise ConfigError("results", str(path), f"cannot be read ({error})", "delete that file") from None
-            if entry.version == foretrain.__version__:
-                self.found |= {result.id: result for result in entry.results}
-            else:
-                self.stale += len(entry.results)
 
     def add(self, results: Iterable[R]) -> None:
         """Write an entry with ``results``, and add them to `found`."""
         new = list(results)
         if not new:
             return
-        data = msgspec.json.encode(StoredResults(foretrain.__version__, new))
+        entry = StoredResults(foretrain.__version__, [msgspec.Raw(msgspec.json.encode(result)) for result in new])
+        data = msgspec.json.encode(entry)
         # Named by its content: who was interrupted after the write and writes again adds nothing.
         write_atomically(self._folder / f"{hashlib.blake2b(data, digest_size=8).hexdigest()}.json", data)
         self.found |= {result.id: result for result in new}
