@@ -273,3 +273,55 @@ def test_a_worker_that_closes_is_answered_by_a_server_whose_snapshot_says_that_a
             worker.connection.send(Header(FrameKind.BYE))
         team[1].until(lambda: not list(tmp_path.rglob("*.shard")))
         assert service.failure is None
+
+
+@pytest.mark.usefixtures("stateful")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_worker_that_closes_is_answered_although_the_server_died_while_it_wrote_a_snapshot(tmp_path, monkeypatch):
+    """Half a file is left of the snapshot with the last round and both closes; the one before has neither."""
+    what, options = declaration(10), {"snapshots": tmp_path, "every": 1}
+    write, dies, died = snapshots.write_atomically, threading.Event(), threading.Semaphore(0)
+
+    def write_or_die(path, pieces):
+        if not dies.is_set():
+            return write(path, pieces)
+        whole = b"".join(pieces)
+        path.with_name(f".{path.name}.tmp").write_bytes(whole[: len(whole) // 2])
+        died.release()
+        raise SystemExit  # of the thread that writes; the server is stopped below
+
+    monkeypatch.setattr(snapshots, "write_atomically", write_or_die)
+    with contextlib.ExitStack() as stack:
+        with serving(2, **options) as service:
+            address = service.address
+            team = stack.enter_context(team_of(address, what))
+            rounds(team, what, range(1))
+            for worker in team:
+                worker.until(lambda worker=worker: any(h.step == 1 for h in worker.headers(FrameKind.COMMITTED)))
+            dies.set()
+            rounds(team, what, range(1, 2))
+            for worker in team:
+                worker.connection.send(Header(FrameKind.DONE))
+            assert died.acquire(timeout=60)
+            worker.until(lambda: died.acquire(blocking=False))  # that of the round, then that of a close
+        assert len(list(tmp_path.rglob(".*.tmp"))) == 1
+        assert not any(header.flag & CLOSED for worker in team for header in worker.headers(FrameKind.COMMITTED))
+        dies.clear()
+        service = stack.enter_context(serving(2, port=address[1], **options))
+        for worker in team:
+            worker.until(lambda worker=worker: worker.connection.sessions == 2)
+            worker.heard.clear()
+            worker.declare(what, rounds=2)
+            worker.until(lambda worker=worker: bool(worker.headers(FrameKind.WANTED)))
+            assert [header.step for header in worker.headers(FrameKind.WANTED)] == [1]
+            worker.push_all(what, 1, [gradient(worker.rank, 1)])
+            worker.connection.send(Header(FrameKind.DONE))
+        for worker in team:
+            worker.until(
+                lambda worker=worker: any(
+                    header.flag & CLOSED and header.step == 2 for header in worker.headers(FrameKind.COMMITTED)
+                )
+            )
+            worker.connection.send(Header(FrameKind.BYE))
+        team[1].until(lambda: not list(tmp_path.rglob("*.shard")))
+        assert service.failure is None
