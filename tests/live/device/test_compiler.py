@@ -89,6 +89,50 @@ def test_a_value_that_is_used_inside_a_fused_kernel_only_takes_no_memory() -> No
 
 
 @on_gpus()
+def test_a_kernel_whose_operators_are_skipped_leaves_what_they_would() -> None:
+    from foretrain.live.device import compiler
+
+    def layer(x, residual, matrix, weight, bias, scale, picked):
+        y = nn.functional.gelu((x.t() + bias).float(), approximate="tanh").to(torch.bfloat16)
+        y = nn.functional.dropout(y, 0.1) + residual.t()
+        means, halves = y.float().mean(-1), y.chunk(2, -1)
+        y = nn.functional.layer_norm(y, y.shape[-1:], weight, bias) * scale
+        return y @ matrix, means, halves[0].t(), picked * 2 + 1, (scale * 3).exp(), (y > 0).sum(), y.relu() > 0
+
+    def step(call):
+        torch._dynamo.reset()
+        full = {"device": "cuda", "dtype": torch.bfloat16, "requires_grad": True}
+        x, residual = torch.empty(2048, 4096, **full), torch.empty(2048, 4096, **full)
+        matrix, weight, bias = (torch.empty(*shape, **full) for shape in ((2048, 2048), (2048,), (2048,)))
+        given = x, residual, matrix, weight, bias, torch.tensor(2.0, device="cuda"), torch.arange(5, device="cuda")
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        call(*given)
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        begin.record()
+        made = call(*given)
+        kept = torch.cuda.memory_allocated() - before
+        (made[0].sum() + made[1].sum() + made[2].float().sum()).backward()
+        end.record()
+        torch.cuda.synchronize()
+        tensors = [*made, *(one.grad for one in (x, residual, weight, bias))]
+        shapes = [(one.shape, one.stride(), one.dtype, one.untyped_storage().nbytes()) for one in tensors]
+        values = made[3].tolist(), made[4].item(), made[5].item()
+        return shapes, values, kept, torch.cuda.max_memory_allocated() - before, begin.elapsed_time(end)
+
+    skipped, skip = [], compiler._skip
+    compiler._skip = lambda run: skipped.append(len(run)) or skip(run)
+    quick = step(torch.compile(layer))
+    assert len(skipped) == 3
+    assert min(skipped) > 10
+    compiler._only_shapes_matter = lambda run: False
+    assert quick == step(torch.compile(layer))
+    assert quick[1][0] == [1, 3, 5, 7, 9]
+    assert abs(quick[1][1] - 403.4) < 0.1
+
+
+@on_gpus()
 def test_a_block_mask_costs_what_it_does_traced_and_is_as_good() -> None:
     import pytest
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention

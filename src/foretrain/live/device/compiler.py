@@ -9,6 +9,12 @@ a graph.
 
 Departs from Inductor in that a run ends where any other operator stands between, even one that does not depend on
 it.
+
+# Note [Skipped operators]
+A simulated GPU computes with small tensors (Note [Real values] in ``native/memory.hpp``), and of what integers and
+masks hold it expects something (Note [Expectations] in ``native/expectations.hpp``). Of everything else only shapes and
+memory matter, which the compiler knows. So a run of arithmetic on large tensors frees what it reads for the last time
+and takes memory for what it leaves, as its operators would one by one.
 """
 
 from __future__ import annotations
@@ -107,6 +113,7 @@ def _backend(device: ModuleType, replayed: bool) -> Any:
                 pipeline(graph)
             if backward:
                 mark_recomputed(graph, device)
+            convert_by_aten(graph)
             fuse(graph, device)
             return make_boxed_func(_run(graph, device, replayed))
 
@@ -139,16 +146,25 @@ def _run(graph: fx.GraphModule, device: ModuleType, replayed: bool) -> Callable[
     return run
 
 
+def convert_by_aten(graph: fx.GraphModule) -> None:
+    """Replace conversions of TorchInductor's decompositions, which Python executes, by aten's, which do the same."""
+    for node in graph.graph.nodes:
+        if node.target is torch.ops.prims.convert_element_type.default:
+            source, dtype = node.args
+            node.target, node.args, node.kwargs = torch.ops.aten._to_copy.default, (source,), {"dtype": dtype}
+
+
 def fuse(graph: fx.GraphModule, device: ModuleType) -> int:
     """Bracket every run of fusible operators in ``graph``; return how many kernels they became."""
     runs = runs_of(graph.graph)
     for run in runs:
-        moved = boundary(run)
-        last = run[-1]
+        kernel = Kernel(device, boundary(run), len(run))
         with graph.graph.inserting_before(run[0]):
-            graph.graph.call_function(device.begin_fused)
-        with graph.graph.inserting_after(last):
-            graph.graph.call_function(Kernel(device, moved, len(run)))
+            graph.graph.call_function(device.begin_fused, tuple(_read(run)))
+        with graph.graph.inserting_after(run[-1]):
+            graph.graph.call_function(kernel)
+        if _only_shapes_matter(run):
+            _skip(run)
     graph.recompile()
     return len(runs)
 
@@ -170,6 +186,88 @@ class Kernel:
         """Launch the kernel, where no region is open."""
         duration, provenance = _charge[0](self._moved)
         self._device.launch_fused(f"triton_{self.__name__}", duration, provenance)
+
+
+class Results:
+    """Memory for the results of one operator."""
+
+    def __init__(self, node: fx.Node) -> None:
+        self._shapes = [(tuple(one.shape), one.stride(), one.dtype, one.device) for one in _results(node)]
+        self._several = not isinstance(node.meta["val"], torch.Tensor)
+        self.__name__ = self.__qualname__ = f"results_of_{node.name}"
+        self.__module__ = __name__
+
+    def __call__(self) -> Any:
+        """Return new tensors."""
+        made = [
+            torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            for shape, strides, dtype, device in self._shapes
+        ]
+        return made if self._several else made[0]
+
+
+def _skip(run: Sequence[fx.Node]) -> None:
+    """Replace the operators of ``run`` by memory for what they leave. Views of that, and of what is read, stay."""
+    for node in _written(run):
+        with node.graph.inserting_before(node):
+            made = node.graph.call_function(Results(node))
+        made.meta = node.meta
+        node.replace_all_uses_with(made)
+    for node in reversed(run):
+        if not node.users:
+            node.graph.erase_node(node)
+
+
+def _only_shapes_matter(run: Sequence[fx.Node]) -> bool:
+    """Return whether no value that ``run`` leaves is known or expected; see Note [Skipped operators]."""
+    inside, small, written = set(run), set[fx.Node](), set(_written(run))
+    for node in run:
+        if all(source in small if source in inside else _may_hold(source) for source in node.all_input_nodes):
+            small |= {node} if _may_hold(node) else set()
+    operators = [node for node in run if not is_free(node)]
+    return small.isdisjoint(written) and all(
+        _is_arithmetic(node) and not _counts(node, inside) and (node not in written or _has_shape(node))
+        for node in operators
+    )
+
+
+_COMPUTED = 8192
+"""Elements up to which a simulated GPU computes with a tensor."""
+
+
+def _may_hold(node: fx.Node) -> bool:
+    return any(not isinstance(size := one.numel(), int) or size <= _COMPUTED for one in _results(node))
+
+
+def _is_arithmetic(node: fx.Node) -> bool:
+    """Return whether an operator takes and makes new floating-point numbers, or masks of them."""
+    tensors = [one for each in (node, *node.all_input_nodes) for one in _results(each)]
+    number = (torch.is_floating_point, lambda one: one.dtype is torch.bool)
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and not schema.is_mutable and all(any(is_(one) for is_ in number) for one in tensors)
+
+
+def _counts(node: fx.Node, inside: set[fx.Node]) -> bool:
+    """Return whether an operator reduces a mask, or what comes from outside and might stand for one."""
+    if torch.Tag.reduction not in getattr(node.target, "tags", ()):
+        return False
+    source = node.all_input_nodes[0]
+    while source in inside and (is_free(source) or source.target in _COPIES):
+        source = source.all_input_nodes[0]
+    return source not in inside or any(one.dtype is torch.bool for one in _results(source))
+
+
+_COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default)
+
+
+def _has_shape(node: fx.Node) -> bool:
+    """Return whether all results are tensors on the GPU whose sizes are numbers."""
+    values = node.meta.get("val")
+    count = len(values) if isinstance(values, tuple | list) else 1
+    results = _results(node)
+    return len(results) == count and all(
+        one.is_cuda and all(isinstance(size, int) for size in (*one.shape, *one.stride())) for one in results
+    )
 
 
 class Recomputed:
@@ -256,10 +354,17 @@ _FUSIBLE = {f"aten::{name}" for name in _FUSIBLE_NAMES} | {"prims::convert_eleme
 
 def boundary(run: Sequence[fx.Node]) -> int:
     """Return the bytes that one kernel of ``run`` reads from outside and writes for users outside."""
+    return sum(map(_bytes, _read(run))) + sum(map(_bytes, _written(run)))
+
+
+def _read(run: Sequence[fx.Node]) -> list[fx.Node]:
     inside = set(run)
-    read = {source for node in run for source in node.all_input_nodes if source not in inside}
-    written = [node for node in run if not is_free(node) and any(_outside(user, inside) for user in node.users)]
-    return sum(map(_bytes, read)) + sum(map(_bytes, written))
+    return list(dict.fromkeys(source for node in run for source in node.all_input_nodes if source not in inside))
+
+
+def _written(run: Sequence[fx.Node]) -> list[fx.Node]:
+    inside = set(run)
+    return [node for node in run if not is_free(node) and any(_outside(user, inside) for user in node.users)]
 
 
 def _outside(user: fx.Node, inside: set[fx.Node]) -> bool:
@@ -268,6 +373,10 @@ def _outside(user: fx.Node, inside: set[fx.Node]) -> bool:
 
 
 def _bytes(node: fx.Node) -> int:
+    return sum(int(one.numel()) * one.element_size() for one in _results(node))
+
+
+def _results(node: fx.Node) -> list[torch.Tensor]:
     values = node.meta.get("val")
-    tensors = values if isinstance(values, (tuple, list)) else (values,)
-    return sum(int(one.numel()) * one.element_size() for one in tensors if isinstance(one, torch.Tensor))
+    several = values if isinstance(values, tuple | list) else (values,)
+    return [one for one in several if isinstance(one, torch.Tensor)]
