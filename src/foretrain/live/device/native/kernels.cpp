@@ -9,6 +9,7 @@
 
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -191,6 +192,7 @@ struct Shape {
 struct Result {
   bool list = false;
   std::vector<Shape> shapes;
+  std::optional<std::int64_t> number;  // in place of tensors, e.g. the longest sequence that attention was given
 };
 
 struct Entry {
@@ -420,6 +422,10 @@ class Call {
         continue;
       }
       const Result& result = *next++;
+      if (result.number) {
+        results.emplace_back(*result.number);
+        continue;
+      }
       if (!result.list) {
         results.emplace_back(new_tensor(result.shapes[0]));
         continue;
@@ -601,6 +607,8 @@ class Call {
       } else if (outcome[r].isTensorList()) {
         result.list = true;
         for (const at::Tensor& tensor : outcome[r].toTensorList()) result.shapes.push_back(shape_of(tensor));
+      } else if (outcome[r].isInt() && !op_.dynamic) {
+        result.number = outcome[r].toInt();
       } else {
         entry.keeps_shapes = false;
       }
