@@ -2,7 +2,7 @@
 
 Each row of accuracy/groundtruth-train.csv that a plain PyTorch script can repeat (accuracy/rows.py) is simulated as
 `foretrain simulate` would: the script unmodified, on the row's GPUs and network, all ranks of a kind folded. Nothing is
-timed here; what is compared is the time of an iteration and the peak of reserved memory.
+timed here; what is compared is the time of an iteration and the peak of memory, reserved or allocated, as published.
 
 One constant is fitted for each pair of GPU and framework, on one or two rows each: that by which all operators' times
 are multiplied (`ANCHORS`), or where published runs are bound by the host, that by which its launches are

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from tensor_exchange import Multiply, done, gather, gather_and_multiply, multiply_and_scatter, total, wait
 from torch import Tensor, nn
+from transformer_engine_memory import added
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -108,7 +109,7 @@ def accumulate(weight: nn.Parameter, gradient: Tensor, x: Tensor, factors: tuple
         main.addmm_(gradient, x.t())
     else:
         main.add_(product(gradient, factors[0], x, factors[1], weight.dtype))
-    return weight.arrived()
+    return added(weight)
 
 
 class Column(torch.autograd.Function):

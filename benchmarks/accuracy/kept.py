@@ -101,7 +101,7 @@ def command_digest(row: Row) -> str:
     device, stack = preset(device_of(row)), stack_of(row)
     factors = stack_factor(device, stack), host_launch(device, stack)
     factors = (*factors, Path(row.calibration).read_bytes()) if row.calibration else factors
-    own = (row.script, row.argv, row.cluster, row.gpu, row.ranks, STEPS, factors)
+    own = (row.script, row.argv, row.cluster, row.gpu, row.ranks, STEPS, factors, *["allocated"][: row.allocated])
     return _digest((repr(own).encode(),))
 
 

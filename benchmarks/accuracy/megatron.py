@@ -22,6 +22,7 @@ from megatron_pipeline import Line, interleaved, one_forward_one_backward
 from ring_attention import zigzag
 from tensor_layers import Column, Row, Split
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from transformer_engine_memory import let_stand_in
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -51,6 +52,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--recompute", choices=("none", "selective", "full"), default="none")
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--fuse", action="store_true", help="compile what Megatron has kernels of its own for")
+    parser.add_argument("--fused-loss", action="store_true", help="the loss is Transformer Engine's")
+    parser.add_argument("--stand-ins", action="store_true", help="autograd is given gradients besides those added up")
     parser.add_argument("--load", action="store_true", help="each stage loads each micro-batch from its host")
     parser.add_argument("--reproducible", action="store_true", help="initial values do not depend on the layout")
     parser.add_argument("--steps", type=int, default=3)
@@ -84,7 +87,7 @@ def build(args: argparse.Namespace, mesh: DeviceMesh, split: Split, device: torc
     """The stages that this rank has."""
     shape, count = shape_of(args), args.pp * args.vp
     context = mesh["cp"].get_group() if args.cp > 1 else None
-    way = Way(args.attention, args.recompute, args.dropout, context)
+    way = Way(args.attention, args.recompute, args.dropout, context, args.fused_loss)
     stages = []
     for number in range(mesh["pp"].get_local_rank(), count, args.pp):
         with device:
@@ -94,6 +97,9 @@ def build(args: argparse.Namespace, mesh: DeviceMesh, split: Split, device: torc
             stage = Stage(split, shape, way, layers, positions, args.sequence, **ends)
         for p in stage.parameters():
             p.data = p.data.to(DTYPES[args.dtype])
+        if args.stand_ins:
+            weights = [module.weight for module in stage.modules() if isinstance(module, (Column, Row))]
+            let_stand_in(weights, stage.head.weight if stage.last else None)
         stages.append(stage)
     return stages
 

@@ -9,12 +9,14 @@ from typing import Literal
 import float8_layers
 import ring_attention
 import torch
+import transformer_engine_memory
 from tensor_layers import Column, Row, Split, VocabularyEmbedding, cross_entropy, parameter
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
+from transformer_engine_memory import fused_cross_entropy
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,14 @@ class Way:
             does ``cudnn``, which Transformer Engine prefers from Hopper on.
         recompute: what the backward pass computes again: nothing, the core of attention, or each layer.
         context: the ranks that a sequence is spread over, zigzag; None for one.
+        fused_loss: whether the loss is Transformer Engine's.
     """
 
     attention: Literal["core", "flash", "cudnn"] = "core"
     recompute: Literal["none", "selective", "full"] = "none"
     dropout: float = 0.0
     context: ProcessGroup | None = None
+    fused_loss: bool = False
 
 
 # Megatron has kernels of its own for these four; `fuse` makes kernels of them here.
@@ -115,6 +119,7 @@ def fuse() -> None:
     """Lets the compiler make one kernel of each of the four functions above, and of what other modules say."""
     float8_layers.fuse()
     ring_attention.fuse()
+    transformer_engine_memory.fuse()
     for function in (scores_to_shares, bias_activation, bias_dropout_add, rotate):
         globals()[function.__name__] = torch.compile(function)
 
@@ -276,5 +281,7 @@ class Stage(nn.Module):
         if not self.last:
             return x
         assert targets is not None
-        logits = self.head(self.norm(x)).float()
-        return cross_entropy(logits, targets.t(), self.split).mean()
+        logits = self.head(self.norm(x))
+        if self.way.fused_loss:
+            return fused_cross_entropy(logits, targets.t(), self.split.group).mean()
+        return cross_entropy(logits.float(), targets.t(), self.split).mean()

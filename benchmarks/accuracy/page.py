@@ -54,7 +54,8 @@ simulated. {left_count} others fit no script (see the end of this page).
 Runs of torchtitan that shard parameters and split nothing else (FSDP): mean {torchtitan_fsdp_error_mean:.1%}, largest
 {fsdp_max:.1%}; without those that a constant was fitted on, mean {fsdp_unfitted:.1%}. Phantora, which runs kernels on a
 real GPU, reports 2.9 % and 8.5 % for runs of this kind. All runs: mean {all_error_mean:.1%}, without fitted ones
-{unfitted:.1%}.
+{unfitted:.1%}. Memory is the most that PyTorch reserved on a GPU; of simumax-b200, the most that it allocated, which is
+what SimuMax measures.
 {rankings}
 ## Targets
 

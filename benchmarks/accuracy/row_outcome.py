@@ -51,7 +51,7 @@ class Outcome:
 
     Attributes:
         predicted, measured: seconds of an iteration.
-        memory, memory_measured: peak bytes reserved on a GPU; None where not published.
+        memory, memory_measured: peak bytes on a GPU, reserved or as `Row.allocated`; None where not published.
         failure: why there is no forecast.
         wall: seconds that the simulation took.
         spread: standard deviation of the forecast, seconds, as far as operators and collectives are uncertain.
@@ -155,12 +155,12 @@ def _outcome(row: Row, factor: float | None, host: float | None, memory: int | N
         lines = [line for line in said.read().decode(errors="replace").splitlines() if "Error" in line]
         reason = (lines or [str(error)])[-1][:300]
         return replace(known, failure=reason, wall=time.perf_counter() - begin)
-    memory = max(rank.memory.reserved for rank in found.ranks)
+    peaks = [rank.memory.allocated if row.allocated else rank.memory.reserved for rank in found.ranks]
     times = found.first.times
     return replace(
         known,
         predicted=found.iteration_time / 1e12,
-        memory=memory,
+        memory=max(peaks),
         wall=time.perf_counter() - begin,
         spread=found.sigma / 1e12,
         shares=[round(each / (sum(times) or 1), 4) for each in times],

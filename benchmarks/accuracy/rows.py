@@ -39,7 +39,7 @@ class Row:
         argv: its arguments.
         tokens: of a step, of all GPUs together.
         seconds: of a step, as measured.
-        memory: peak of a GPU in bytes, as measured; None where it is not published.
+        memory: peak of a GPU in bytes, as measured; reserved, or `allocated`; None where it is not published.
         stack: what was measured: framework, and its version where published.
         device, factor, calibration, contributor: of a contributed run: its GPU's preset, the name of its stack, a file
             of ``foretrain calibrate``, and who measured.
@@ -65,6 +65,11 @@ class Row:
     factor: str = ""
     calibration: str = ""
     contributor: str = "published"
+
+    @property
+    def allocated(self) -> bool:
+        """Whether `memory` is of PyTorch's tensors alone (`torch.cuda.max_memory_allocated`), not what it reserved."""
+        return self.family in ALLOCATED
 
     @property
     def rate(self) -> float:
@@ -94,6 +99,10 @@ class Row:
         """The value of ``--option`` among the arguments."""
         name = f"--{option}"
         return self.argv[self.argv.index(name) + 1] if name in self.argv else default
+
+
+ALLOCATED = ("simumax-b200",)
+"""SimuMax measures the most that was allocated on any rank (docs/b200/b200_real_repro_guide.md there, section 6)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +311,7 @@ def _simumax(row: Record) -> Run:
     assert micro_batches
     options = _modern(row, found[1].replace("_", "-"), None, "fp32", layers=found[2])
     options["global-batch"] = int(micro_batches[1]) * int(row["dp"])
+    options |= {"fused-loss": "cef" in row["parallelism"], "stand-ins": True}
     return "megatron.py", options, ("which collectives overlap is not published",)
 
 

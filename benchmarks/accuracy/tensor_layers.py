@@ -26,6 +26,7 @@ from tensor_exchange import (
 )
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+from transformer_engine_memory import added
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def accumulate(weight: nn.Parameter, gradient: Tensor, x: Tensor) -> Tensor | No
         torch.addmm(main, gradient.t(), x, out_dtype=main.dtype, out=main)
     else:
         main.add_(gradient.t().matmul(x))
-    return weight.arrived()
+    return added(weight)
 
 
 class _Column(torch.autograd.Function):

@@ -40,7 +40,7 @@ def run(command: str, ranks: int) -> list[float]:
         (GPT, 2, "8 --distributed-optimizer --overlap-data --overlap-gather"),
         (GPT, 4, "8 --tp 2 --pp 2 --sequence-parallel --recompute selective"),
         (f"{GPT} 12", 3, "--pp 3 --vp 2"),  # two stages a rank, with steps before, in and after the steady state
-        (LLAMA3, 2, "--tp 2"),
+        (LLAMA3, 2, "--tp 2 --fused-loss --stand-ins"),
         (LLAMA3, 2, "--cp 2"),
         (LLAMA, 2, "--exact --batch 2 --recompute layers"),
         (LLAMA, 4, "--exact --batch 1 --shard 2"),
