@@ -132,12 +132,12 @@ def _language_model(folder: str, config: Any) -> None:
     made.to_empty(device="cpu").bfloat16().save_pretrained(folder)
 
 
-def images(folder: str, classes: int = 10, each: int = 80, size: int = 256) -> None:
+def images(folder: str, classes: int = 10, each: int = 80, size: int = 256, validation: str = "validation") -> None:
     """Write pictures of noise, in a folder for each class and split, as ImageNet's are."""
     from PIL import Image  # pyright: ignore[reportMissingImports]
 
     random = np.random.default_rng(1)
-    for split in ("train", "validation"):
+    for split in ("train", validation):
         for kind in range(classes):
             place = Path(folder, split, f"class{kind}")
             place.mkdir(parents=True)

@@ -56,6 +56,13 @@ if __name__ == "__main__":
 """
 """A script that spawns a process, which imports the script again: only its main part may do so."""
 
+STEP = """
+import torch
+weight = torch.nn.Parameter(torch.ones(4, device="cuda"))
+weight.sum().backward()
+torch.optim.SGD([weight]).step()
+"""
+
 
 LIGER = {
     "rms_norm": """
@@ -405,6 +412,20 @@ def test_stand_ins_are_chosen_by_name_in_processes_that_the_script_spawns_too(tm
     script.write_text(SPAWNING, encoding="utf-8")
     out = simulate(ONE, script, options=("--stand-ins", "apex,triton")).out
     assert "here [True, False, True] there [True, False, True]" in out
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_torchvision_is_imported_even_if_its_extension_does_not_load(loads: bool, tmp_path: Path) -> None:
+    package = tmp_path / "torchvision"
+    package.mkdir()
+    schema = "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+    extension = f"import torch\nlibrary = torch.library.Library('torchvision', 'DEF')\nlibrary.define('{schema}')\n"
+    (package / "extension.py").write_text(f"{extension if loads else ''}def _has_ops(): return {loads}\n")
+    registered = "torch.library.register_fake('torchvision::nms')(lambda dets, scores, iou_threshold: dets)\n"
+    (package / "__init__.py").write_text("import torch\nfrom . import extension\n" + registered)
+    script = tmp_path / "script.py"
+    script.write_text("import torchvision\nprint('has', torchvision.extension._has_ops())\n" + STEP)
+    assert f"has {loads}" in simulate(ONE, script).out
 
 
 @on_gpus(says="bound registers operators in C++ (TORCH_LIBRARY)")

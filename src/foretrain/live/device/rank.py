@@ -92,6 +92,7 @@ def activate(device: ModuleType, settings: RankSettings) -> None:
     _kept.append(replace_cuda_kernels(torch))
     operators.install_flex(device.has_values)
     _kept.append(custom_kernels.install())
+    custom_kernels.install_torchvision()
     triton_kernels.install()
     represented.install_checkpoints(settings.folded)
     checkpoints.install(device)
