@@ -236,6 +236,7 @@ _COMPUTED = 8192
 
 
 def _may_hold(node: fx.Node) -> bool:
+    """Return whether a result is so small, or of a size so little known, that it may have values."""
     return any(not isinstance(size := one.numel(), int) or size <= _COMPUTED for one in _results(node))
 
 
@@ -248,8 +249,10 @@ def _is_arithmetic(node: fx.Node) -> bool:
 
 
 def _counts(node: fx.Node, inside: set[fx.Node]) -> bool:
-    """Return whether an operator reduces a mask, or what comes from outside and might stand for one."""
-    if torch.Tag.reduction not in getattr(node.target, "tags", ()):
+    """Return whether an operator sums a mask, or what comes from outside and might stand for one."""
+    operator = node.target
+    assert isinstance(operator, torch._ops.OpOverload)
+    if operator.overloadpacket._qualified_op_name not in ("aten::sum", "aten::all"):
         return False
     source = node.all_input_nodes[0]
     while source in inside and (is_free(source) or source.target in _COPIES):
