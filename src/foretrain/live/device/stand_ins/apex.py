@@ -31,6 +31,14 @@ class FusedAdam(torch.optim.Adam):
     ) -> None:
         super().__init__(params, lr, betas, eps, weight_decay, fused=True, decoupled_weight_decay=adam_w_mode)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take what is loaded; the library counts steps for each group, not for each parameter."""
+        for group in state["param_groups"]:
+            for parameter in group["params"]:
+                if held := state["state"].get(parameter):
+                    held.setdefault("step", float(group.get("step", 0)))
+        super().__setstate__(state)
+
 
 class FusedSGD(torch.optim.SGD):
     """SGD with momentum."""
