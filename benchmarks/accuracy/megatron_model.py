@@ -281,7 +281,8 @@ class Stage(nn.Module):
         if not self.last:
             return x
         assert targets is not None
-        logits = self.head(self.norm(x))
+        x, targets = self.norm(x), targets.t()
+        # No name for the logits: they take much memory, and are to go as soon as they have been read.
         if self.way.fused_loss:
-            return fused_cross_entropy(logits, targets.t(), self.split.group).mean()
-        return cross_entropy(logits.float(), targets.t(), self.split).mean()
+            return fused_cross_entropy(self.head(x), targets, self.split.group).mean()
+        return cross_entropy(self.head(x).float(), targets, self.split).mean()
