@@ -91,7 +91,7 @@ def product(a: Tensor, of_a: Tensor, b: Tensor, of_b: Tensor, out: torch.dtype) 
     return torch._scaled_mm(a, b.t(), scale_a=of_a, scale_b=of_b, out_dtype=out)
 
 
-def _into(of_a: Tensor, b: Tensor, of_b: Tensor) -> Multiply:
+def into(of_a: Tensor, b: Tensor, of_b: Tensor) -> Multiply:
     """Writes the `product` of what comes with ``b``."""
 
     def multiply(a: Tensor, out: Tensor) -> None:
@@ -105,11 +105,16 @@ def accumulate(weight: nn.Parameter, gradient: Tensor, x: Tensor, factors: tuple
     main = getattr(weight, "main_grad", None)
     if main is None:
         return product(gradient, factors[0], x, factors[1], weight.dtype)
+    add_product(main, gradient, x, factors, weight.dtype)
+    return added(weight)
+
+
+def add_product(main: Tensor, gradient: Tensor, x: Tensor, factors: tuple[Tensor, Tensor], dtype: torch.dtype) -> None:
+    """Adds ``gradient @ x.T``, which comes in ``dtype``; on GPUs the product itself adds."""
     if main.is_cuda:
         main.addmm_(gradient, x.t())
     else:
-        main.add_(product(gradient, factors[0], x, factors[1], weight.dtype))
-    return added(weight)
+        main.add_(product(gradient, factors[0], x, factors[1], dtype))
 
 
 class Column(torch.autograd.Function):
@@ -124,7 +129,7 @@ class Column(torch.autograd.Function):
         if not split.sequence:
             return product(here, of_x, matrix, of_matrix, x.dtype).unflatten(0, x.shape[:2])
         out = x.new_empty(here.shape[0] * split.ranks, weight.shape[0])
-        gather_and_multiply(here, split.group, split.pieces, _into(of_x, matrix, of_matrix), out)
+        gather_and_multiply(here, split.group, split.pieces, into(of_x, matrix, of_matrix), out)
         return out.unflatten(0, (-1, x.shape[1]))
 
     @staticmethod
@@ -155,7 +160,7 @@ class Row(torch.autograd.Function):
             part = product(here, of_x, matrix, of_matrix, x.dtype)
             return done(total(part, split.group)).unflatten(0, x.shape[:2])
         out = x.new_empty(here.shape[0], weight.shape[0])
-        multiply = _into(of_x, matrix, of_matrix)
+        multiply = into(of_x, matrix, of_matrix)
         return multiply_and_scatter(here, split.group, split.pieces, multiply, out).unflatten(0, (-1, x.shape[1]))
 
     @staticmethod
@@ -166,7 +171,7 @@ class Row(torch.autograd.Function):
         if split.sequence:
             here, of_found = ctx.scaled.cast("gradient", flat, BACKWARD)
             of_input = gradient.new_empty(x.shape[1], x.shape[0])
-            multiply = _into(of_found, matrix, of_matrix)
+            multiply = into(of_found, matrix, of_matrix)
             turned = gather_and_multiply(here, split.group, split.pieces, multiply, of_input).t().contiguous()
         else:
             found, of_found, turned = ctx.scaled.cast_and_turn("gradient", flat, BACKWARD)

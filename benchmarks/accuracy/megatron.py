@@ -32,11 +32,19 @@ def options() -> argparse.Namespace:
     parser.add_argument("--model", choices=(*SHAPES, "gpt"), default="gpt")
     for name in ("layers", "hidden", "heads", "words"):
         parser.add_argument(f"--{name}", type=int, help="of the model: given for gpt, else changes what it has")
+    parser.add_argument(
+        "--feed", type=int, help="hidden size of feed-forward networks, of each expert if there are any"
+    )
+    parser.add_argument("--experts", type=int, help="of a model that has some")
+    parser.add_argument("--dense", type=int, help="layers at the beginning that have no experts")
+    parser.add_argument("--drop", action="store_true", help="tokens above an expert's equal share; pads what lacks")
     parser.add_argument("--sequence", type=int, default=2048, help="tokens of a sequence")
     parser.add_argument("--micro-batch", type=int, default=1, help="sequences at once")
     parser.add_argument("--global-batch", type=int, required=True, help="sequences of a step, of all GPUs")
     for name in ("tp", "cp", "pp", "vp"):
         parser.add_argument(f"--{name}", type=int, default=1)
+    parser.add_argument("--ep", type=int, default=1, help="ranks that share the experts of a layer")
+    parser.add_argument("--etp", type=int, default=1, help="ranks that split each expert")
     parser.add_argument("--ends-count", action="store_true", help="embedding and loss take a layer's place each")
     parser.add_argument("--sequence-parallel", action="store_true")
     parser.add_argument("--overlap-tensor", action="store_true", help="gradients of inputs travel under other products")
@@ -49,7 +57,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--gradients", choices=DTYPES, help="dtype in which gradients add up; the model's by default")
     parser.add_argument("--float8", choices=("delayed", "current"), help="layers multiply in float8, with these scales")
     parser.add_argument("--attention", choices=("core", "flash", "cudnn"), default="core")
-    parser.add_argument("--recompute", choices=("none", "selective", "full"), default="none")
+    parser.add_argument("--recompute", choices=("none", "selective", "activations", "full"), default="none")
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--fuse", action="store_true", help="compile what Megatron has kernels of its own for")
     parser.add_argument("--fused-loss", action="store_true", help="the loss is Transformer Engine's")
@@ -61,6 +69,10 @@ def options() -> argparse.Namespace:
     args = parser.parse_args()
     if args.vp > 1 and args.pp < 3:
         parser.error("--vp needs --pp of 3 or more: with two ranks, both neighbours are one, and messages would cross")
+    if args.recompute == "activations" and not (args.model in SHAPES and SHAPES[args.model].mixture):
+        parser.error("--recompute activations needs a model with experts")
+    if args.ep * args.etp > 1 and not args.distributed_optimizer:
+        parser.error("--ep and --etp need --distributed-optimizer, which knows whose gradients are whose")
     return args
 
 
@@ -71,6 +83,10 @@ def shape_of(args: argparse.Namespace) -> Shape:
     else:
         given = {name: getattr(args, name) for name in ("layers", "hidden", "heads", "words")}
         shape = replace(SHAPES[args.model], **{name: value for name, value in given.items() if value})
+    if mixture := shape.mixture:
+        given = {"experts": args.experts, "feed": args.feed, "dense": args.dense, "drop": args.drop}
+        mixture = replace(mixture, **{name: value for name, value in given.items() if value is not None})
+    shape = replace(shape, mixture=mixture, feed=args.feed or shape.feed)
     return replace(shape, words=math.ceil(shape.words / (128 * args.tp)) * 128 * args.tp)
 
 
@@ -83,11 +99,14 @@ def layers_of(shape: Shape, args: argparse.Namespace, number: int) -> range:
     return range(max(0, number * each - ends), min(shape.layers, (number + 1) * each - ends))
 
 
-def build(args: argparse.Namespace, mesh: DeviceMesh, split: Split, device: torch.device) -> list[Stage]:
+def build(
+    args: argparse.Namespace, mesh: DeviceMesh, of_experts: DeviceMesh | None, split: Split, device: torch.device
+) -> list[Stage]:
     """The stages that this rank has."""
     shape, count = shape_of(args), args.pp * args.vp
     context = mesh["cp"].get_group() if args.cp > 1 else None
-    way = Way(args.attention, args.recompute, args.dropout, context, args.fused_loss)
+    experts, parts = (of_experts[name].get_group() if of_experts else None for name in ("ep", "etp"))
+    way = Way(args.attention, args.recompute, args.dropout, context, experts, parts, args.fused_loss)
     stages = []
     for number in range(mesh["pp"].get_local_rank(), count, args.pp):
         with device:
@@ -128,21 +147,39 @@ def main() -> None:
     micro_batches, rest = divmod(args.global_batch, args.micro_batch * dp)
     if rest or not micro_batches or (args.vp > 1 and micro_batches % args.pp):
         raise SystemExit(f"{args.global_batch} sequences do not make micro-batches of {args.micro_batch} on {dp} ranks")
+    of_experts, holders = None, None
+    if args.fuse and shape_of(args).latent:
+        import megatron_latent
+
+        megatron_latent.fuse()
+    if mixture := shape_of(args).mixture:
+        if args.fuse:
+            import megatron_experts
+
+            megatron_experts.fuse()
+        sizes = (args.pp, world // (args.pp * args.ep * args.etp), args.ep, args.etp)
+        of_experts = init_device_mesh(args.device, sizes, mesh_dim_names=("stage", "holders", "ep", "etp"))
+        holders = of_experts["holders"].get_group()
+        if args.tp > 1 and not args.sequence_parallel:
+            raise SystemExit("experts need --sequence-parallel: else each tensor-parallel rank would send all tokens")
+        if args.etp > 1 and not mixture.drop:
+            raise SystemExit("--etp needs --drop, with which all ranks gather equally much")
     if args.fuse:
         fuse()
 
     torch.manual_seed(1)
     tp, pp = mesh["tp"].get_group(), mesh["pp"].get_group()
     split = Split(tp, args.sequence_parallel, args.overlap_tensor, args.float8, args.pieces, args.reproducible)
-    stages = build(args, mesh, split, device)
+    stages = build(args, mesh, of_experts, split, device)
     of_stages = [list(stage.parameters()) for stage in stages]
     parameters = list(dict.fromkeys(p for each in of_stages for p in each))
     tied = {stage.words.weight: 2 for stage in stages if stage.first and stage.last and stage.shape.tied}
     scatter, overlap = args.distributed_optimizer, args.overlap_data
     kind = DTYPES[args.gradients or args.dtype]
     gradients = Gradients(
-        of_stages, tied, kind, replicas, micro_batches, scatter=scatter, overlap=overlap, first=pp.rank() == 0
-    )
+        of_stages, tied, kind, replicas, micro_batches,
+        scatter=scatter, overlap=overlap, first=pp.rank() == 0, experts=holders,
+    )  # fmt: skip
     shared = (tp, pp, replicas) if scatter else (tp, pp)
     mine = counted(parameters, tp.rank())
     if stages[-1].last and not stages[-1].first and stages[-1].shape.tied:
@@ -172,8 +209,8 @@ def main() -> None:
         inputs, targets = load(on_host[number], device, tp) if args.load else batches[number]
         return stage(inputs if came is None else came, targets if stage.last else None)
 
-    layers = [module for stage in stages for module in stage.modules() if isinstance(module, (Column, Row))]
-    scaled = [layer.scaled for layer in layers if layer.scaled]
+    layers = [module for stage in stages for module in stage.modules() if getattr(module, "scaled", None)]
+    scaled = [one for layer in layers for one in (layer.scaled if isinstance(layer.scaled, list) else [layer.scaled])]
     meter = Meter(args.global_batch * args.sequence, talks=dist.get_rank() == (args.pp - 1) * (world // args.pp))
     torch.manual_seed(3 + dist.get_rank())
     for _ in range(args.steps):

@@ -20,6 +20,43 @@ from transformer_engine_memory import fused_cross_entropy
 
 
 @dataclass(frozen=True)
+class Mixture:
+    """Experts in place of a layer's feed-forward network; see megatron_experts.py.
+
+    Attributes:
+        experts: how many there are.
+        top: experts that a token goes to.
+        feed: hidden size of each.
+        shared: hidden size of a network beside them that sees all tokens; 0 for none.
+        dense: layers at the beginning that have none.
+        drop: whether each expert takes as many tokens as if all got equally many: the others are dropped, and what
+            lacks is padded (``moe_expert_capacity_factor`` 1, ``moe_pad_expert_input_to_capacity``).
+        grouped: whether products of all experts are one operator (``moe_grouped_gemm``).
+    """
+
+    experts: int
+    top: int
+    feed: int
+    shared: int = 0
+    dense: int = 0
+    drop: bool = False
+    grouped: bool = True
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Sizes of short vectors that queries, and keys and values, are made from; see megatron_latent.py.
+
+    Attributes:
+        turned: size of the part of a head that positions turn, beside `Shape.head`.
+    """
+
+    queries: int
+    values: int
+    turned: int
+
+
+@dataclass(frozen=True)
 class Shape:
     """What makes one GPT different from another.
 
@@ -27,6 +64,8 @@ class Shape:
         groups: heads of keys and values.
         feed: hidden size of the feed-forward network.
         learned: whether positions are learned and added to the words; else rotary ones turn queries and keys.
+        size: of a head; 0 for an equal part of ``hidden``.
+        norms: whether queries and keys are normalized, head by head.
     """
 
     layers: int
@@ -35,15 +74,19 @@ class Shape:
     groups: int
     feed: int
     words: int
-    activation: Literal["gelu", "swiglu", "relu2"] = "gelu"
+    activation: Literal["gelu", "swiglu", "relu2", "geglu", "quick-geglu"] = "gelu"
     norm: Literal["layer", "rms"] = "layer"
     bias: bool = True
     learned: bool = True
     tied: bool = True
+    size: int = 0
+    norms: bool = False
+    mixture: Mixture | None = None
+    latent: Latent | None = None
 
     @property
     def head(self) -> int:
-        return self.hidden // self.heads
+        return self.size or self.hidden // self.heads
 
 
 def gpt(layers: int, hidden: int, heads: int, words: int = 51200) -> Shape:
@@ -58,6 +101,28 @@ def nemotron(layers: int, hidden: int, heads: int, words: int = 256000) -> Shape
     return Shape(layers, hidden, heads, 8, 4 * hidden, words, "relu2", "layer", bias=False, learned=False, tied=False)
 
 
+def qwen3(layers: int, hidden: int, heads: int, feed: int) -> Shape:
+    shape = replace(llama(layers, hidden, heads, 0, 151936), size=128, norms=True, groups=4)
+    return replace(shape, mixture=Mixture(128, 8, feed))
+
+
+def grok() -> Shape:
+    """NVIDIA's recipe: with Llama's words, experts one by one (dgxc-benchmarking@v25.01, grok1_314b.yaml)."""
+    shape = replace(llama(64, 6144, 48, 0), activation="geglu")
+    return replace(shape, mixture=Mixture(8, 2, 32768, grouped=False))
+
+
+def gpt_oss() -> Shape:
+    """OpenAI's model card, 2025: 128 experts, four for each token; all products have biases."""
+    shape = replace(llama(36, 2880, 64, 0, 201088), activation="quick-geglu", bias=True, size=64)
+    return replace(shape, mixture=Mixture(128, 4, 2880))
+
+
+def deepseek(layers: int, hidden: int, feed: int, words: int, mixture: Mixture) -> Shape:
+    shape = replace(llama(layers, hidden, 128, feed, words), groups=128, size=128)
+    return replace(shape, mixture=mixture, latent=Latent(1536, 512, 64))
+
+
 SHAPES = {
     "gpt3-175b": gpt(96, 12288, 96),  # Brown et al., 2020
     "megatron-22b": gpt(48, 6144, 64),  # Korthikanti et al., 2022, table 3
@@ -67,6 +132,12 @@ SHAPES = {
     "llama3-405b": llama(126, 16384, 128, 53248),
     "nemotron4-15b": nemotron(32, 6144, 48),  # Parmar et al., 2024, table 1
     "nemotron4-340b": nemotron(96, 18432, 96),  # Nemotron-4 340B technical report, 2024, table 1
+    "grok1": grok(),
+    "qwen3-30b-a3b": qwen3(48, 2048, 32, 768),  # Qwen3 technical report, 2025, table 2
+    "qwen3-235b-a22b": qwen3(94, 4096, 64, 1536),
+    "gpt-oss-120b": gpt_oss(),
+    "deepseek-v2": deepseek(60, 5120, 12288, 102400, Mixture(160, 6, 1536, 3072, dense=1)),  # report, 2024, §3.1.2
+    "deepseek-v3": deepseek(61, 7168, 18432, 129280, Mixture(256, 8, 2048, 2048, dense=3)),  # report, 2024, §4.2
 }
 
 
@@ -77,15 +148,20 @@ class Way:
     Attributes:
         attention: ``core`` forms the matrix of scores, as Megatron did before FlashAttention; ``flash`` does not, nor
             does ``cudnn``, which Transformer Engine prefers from Hopper on.
-        recompute: what the backward pass computes again: nothing, the core of attention, or each layer.
+        recompute: what the backward pass computes again: nothing, the core of attention, norms before products and
+            experts' activations (``recompute_modules`` layernorm and moe_act), or each layer.
         context: the ranks that a sequence is spread over, zigzag; None for one.
+        experts: the ranks that share a layer's experts; None for one.
+        parts: the ranks that each expert is split over; None for one.
         fused_loss: whether the loss is Transformer Engine's.
     """
 
     attention: Literal["core", "flash", "cudnn"] = "core"
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: Literal["none", "selective", "activations", "full"] = "none"
     dropout: float = 0.0
     context: ProcessGroup | None = None
+    experts: ProcessGroup | None = None
+    parts: ProcessGroup | None = None
     fused_loss: bool = False
 
 
@@ -98,10 +174,18 @@ def scores_to_shares(scores: Tensor, scale: float) -> Tensor:
 
 def bias_activation(x: Tensor, bias: Tensor | None, kind: str) -> Tensor:
     x = x if bias is None else x + bias
-    if kind == "swiglu":
-        gate, value = x.chunk(2, dim=-1)
-        return functional.silu(gate) * value
+    if "glu" in kind:
+        return gated_unit(x, kind)
     return functional.relu(x).square() if kind == "relu2" else functional.gelu(x, approximate="tanh")
+
+
+def gated_unit(x: Tensor, kind: str) -> Tensor:
+    """A gate's activation times a value, of (..., gate and value)."""
+    gate, value = x.chunk(2, dim=-1)
+    if kind == "swiglu":
+        return functional.silu(gate) * value
+    gate = gate * torch.sigmoid(1.702 * gate) if kind == "quick-geglu" else functional.gelu(gate, approximate="tanh")
+    return gate * value
 
 
 def bias_dropout_add(x: Tensor, bias: Tensor | None, residual: Tensor, dropout: float) -> Tensor:
@@ -156,6 +240,18 @@ class Norm(nn.Module):
         return functional.layer_norm(x, self.weight.shape, self.weight, self.bias, 1e-5)
 
 
+class HeadNorm(nn.Module):
+    """Normalizes each head: (..., head)."""
+
+    def __init__(self, split: Split, size: int) -> None:
+        super().__init__()
+        self.weight = parameter(split, "norm", (size,), None, 0)
+        self.weight.partial = True  # each rank sees its own heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, self.weight.shape, self.weight, 1e-6)
+
+
 class Attention(nn.Module):
     def __init__(self, split: Split, name: str, shape: Shape, way: Way) -> None:
         super().__init__()
@@ -164,7 +260,9 @@ class Attention(nn.Module):
         self.inputs = Column(
             split, f"{name}.qkv", shape.hidden, (shape.heads + 2 * shape.groups) * shape.head, bias=shape.bias
         )
-        self.output = Row(split, f"{name}.out", shape.hidden, shape.hidden, bias=shape.bias)
+        self.output = Row(split, f"{name}.out", shape.heads * shape.head, shape.hidden, bias=shape.bias)
+        if shape.norms:
+            self.queries, self.keys = HeadNorm(split, shape.head), HeadNorm(split, shape.head)
 
     def _core(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Mixes values: (sequence, batch, heads, head) each."""
@@ -198,6 +296,8 @@ class Attention(nn.Module):
             mixed = mixed + self.inputs.bias
         q, k, v = mixed.unflatten(-1, (self.groups, each + 2, shape.head)).split((each, 1, 1), dim=-2)
         q, k, v = q.flatten(2, 3), k.squeeze(3), v.squeeze(3)
+        if shape.norms:
+            q, k = self.queries(q), self.keys(k)
         if turn:
             q, k = rotate(q, *turn), rotate(k, *turn)
         if each > 1 and (self.way.attention == "core" or not q.is_cuda):
@@ -207,14 +307,19 @@ class Attention(nn.Module):
         return self.output(checkpoint(core, q, k, v, use_reentrant=False) if again else core(q, k, v))
 
 
+def blocks(shape: Shape) -> int:
+    """Of outputs of the first product of a feed-forward network: value and perhaps gate."""
+    return 2 if "glu" in shape.activation else 1
+
+
 class Layer(nn.Module):
     def __init__(self, split: Split, number: int, shape: Shape, way: Way) -> None:
         super().__init__()
         self.shape, self.way = shape, way
         self.before, self.between = Norm(split, shape), Norm(split, shape)
-        self.attention = Attention(split, f"{number}.attention", shape, way)
-        blocks = 2 if shape.activation == "swiglu" else 1
-        self.up = Column(split, f"{number}.up", shape.hidden, blocks * shape.feed, blocks, bias=shape.bias)
+        self.attention = attention_of(split, f"{number}.attention", shape, way)
+        many = blocks(shape)
+        self.up = Column(split, f"{number}.up", shape.hidden, many * shape.feed, many, bias=shape.bias)
         self.down = Row(split, f"{number}.down", shape.feed, shape.hidden, bias=shape.bias)
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -222,6 +327,23 @@ class Layer(nn.Module):
         x = bias_dropout_add(mixed, self.attention.output.bias, x, self.way.dropout)
         wide = bias_activation(self.up(self.between(x)), self.up.bias, self.shape.activation)
         return bias_dropout_add(self.down(wide), self.down.bias, x, self.way.dropout)
+
+
+def attention_of(split: Split, name: str, shape: Shape, way: Way) -> nn.Module:
+    if shape.latent is None:
+        return Attention(split, name, shape, way)
+    from megatron_latent import LatentAttention
+
+    return LatentAttention(split, name, shape, way)
+
+
+def layer_of(split: Split, number: int, shape: Shape, way: Way) -> nn.Module:
+    """The layer ``number``, perhaps with experts."""
+    if shape.mixture is None or number < shape.mixture.dense:
+        return Layer(split, number, shape, way)
+    from megatron_experts import ExpertLayer
+
+    return ExpertLayer(split, number, shape, way)
 
 
 class Stage(nn.Module):
@@ -250,7 +372,7 @@ class Stage(nn.Module):
             if shape.learned:
                 self.places = parameter(split, "positions", (length, shape.hidden), None, 0.02)
                 self.places.partial = split.sequence
-        self.layers = nn.ModuleList(Layer(split, number, shape, way) for number in layers)
+        self.layers = nn.ModuleList(layer_of(split, number, shape, way) for number in layers)
         if last:
             self.norm = Norm(split, shape)
             self.head = Column(
@@ -259,7 +381,8 @@ class Stage(nn.Module):
             if first and shape.tied:
                 self.head.weight = self.words.weight
         self.register_buffer("positions", positions)
-        angles = positions.unsqueeze(1) / 10000 ** (torch.arange(0, shape.head, 2) / shape.head)
+        size = shape.latent.turned if shape.latent else shape.head
+        angles = positions.unsqueeze(1) / 10000 ** (torch.arange(0, size, 2) / size)
         angles = torch.cat((angles, angles), -1)[:, None, None]
         self.register_buffer("cosine", angles.cos())
         self.register_buffer("sine", angles.sin())

@@ -29,12 +29,16 @@ class Bucket:
 
     Attributes:
         values, gradients: the buffers, of ``size`` elements, a multiple of the data-parallel ranks.
+        replicas: data-parallel ranks, over which the loss is a mean. Each expert is on fewer: its gradient is of the
+            tokens of all.
         work: what is under way with the gradients.
         gathering: what is under way with the values.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], dtype: torch.dtype, group: ProcessGroup) -> None:
-        self.parameters, self.group = parameters, group
+    def __init__(
+        self, parameters: list[nn.Parameter], dtype: torch.dtype, group: ProcessGroup, replicas: int = 0
+    ) -> None:
+        self.parameters, self.group, self.replicas = parameters, group, replicas or group.size()
         self.size = math.ceil(sum(p.numel() for p in parameters) / group.size()) * group.size()
         first = parameters[0]
         self.values = torch.zeros(self.size, dtype=first.dtype, device=first.device)
@@ -56,7 +60,7 @@ class Bucket:
 
     def reduce(self, scatter: bool) -> None:
         """Starts to sum the gradients, to all ranks or to the part of each."""
-        self.gradients.div_(self.group.size())
+        self.gradients.div_(self.replicas)
         if scatter:
             self.work = dist.reduce_scatter_tensor(
                 self.part(self.gradients), self.gradients, group=self.group, async_op=True
@@ -92,6 +96,7 @@ class Gradients:
         uses: how often a parameter's gradient arrives in one micro-batch, where not once.
         overlap: whether to reduce each bucket as soon as its last gradient is there.
         first: whether this is the first rank of its pipeline.
+        experts: ranks that have the same experts, whose parameters are ``expert``; they have buckets of their own.
     """
 
     def __init__(
@@ -105,19 +110,24 @@ class Gradients:
         scatter: bool,
         overlap: bool,
         first: bool,
+        experts: ProcessGroup | None = None,
     ) -> None:
         self.scatter, self.overlap, self.micro_batches = scatter, overlap, micro_batches
         self.buckets: list[Bucket] = []
+        kinds = [(False, group)] if experts is None else [(False, group), (True, experts)]
         for number, parameters in reversed(list(enumerate(stages))):
-            least = bucket_size(group.size()) if overlap and first and number == 0 else math.inf
-            held: list[nn.Parameter] = []
-            for p in reversed(parameters):
-                held.append(p)
-                if sum(q.numel() for q in held) >= least:
-                    self.buckets.append(Bucket(held, dtype, group))
-                    held = []
-            if held:
-                self.buckets.append(Bucket(held, dtype, group))
+            for expert, ranks in kinds:
+                least = bucket_size(ranks.size()) if overlap and first and number == 0 else math.inf
+                held: list[nn.Parameter] = []
+                for p in reversed(parameters):
+                    if getattr(p, "expert", False) != expert:
+                        continue
+                    held.append(p)
+                    if sum(q.numel() for q in held) >= least:
+                        self.buckets.append(Bucket(held, dtype, ranks, group.size()))
+                        held = []
+                if held:
+                    self.buckets.append(Bucket(held, dtype, ranks, group.size()))
         self._expected = [sum(uses.get(p, 1) for p in bucket.parameters) * micro_batches for bucket in self.buckets]
         self._missing = list(self._expected)
         for number, bucket in enumerate(self.buckets):

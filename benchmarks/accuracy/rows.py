@@ -259,7 +259,25 @@ def _nemo(row: Record) -> dict[str, object]:
     return {"pieces": row["tp"] if row["tp"] != "1" else None, "overlap-gather": True}
 
 
+UNPUBLISHED = "which float8 scales is not published: of the tensor at hand"
+TWO = "stages interleaved over two ranks, whose messages would cross in megatron.py"
 DELAYED = "float8 scales of the micro-batch before, not of the greatest of many"
+
+
+GROK = (
+    "what experts give is weighted before their second product, not after tokens have come back",
+    "no loss balances the experts, who get equally many tokens",
+)
+
+
+def _grok(row: Record) -> dict[str, object]:
+    """As in dgxc-benchmarking@v25.01, grok1/configure.sh, which turns off cuDNN's attention; each expert is split."""
+    if row["vp"] and int(row["pp"]) < 3:
+        raise _Cannot(TWO)
+    trimmed = re.search(r"layers=(\d+)", row["notes"])
+    float8 = "delayed" if row["precision"] == "fp8" else None
+    options = _modern(row, "grok1", float8, "bf16", layers=trimmed[1] if trimmed else None, **_nemo(row))
+    return options | {"attention": "flash", "drop": True, "ep": row["ep"], "etp": row["tp"]}
 
 
 def _dgxc(row: Record) -> Run:
@@ -267,8 +285,8 @@ def _dgxc(row: Record) -> Run:
         raise _Cannot("trained by JAX, whose compiler orders communication itself")
     if not row["tp"]:
         raise _Cannot("how it was parallel is not in the table")
-    if "MoE" in row["model"]:
-        raise _Cannot("experts: megatron.py has none")
+    if row["model"].startswith("Grok1"):
+        return "megatron.py", _grok(row), GROK if row["precision"] == "bf16" else (*GROK, DELAYED)
     model = row["model"].lower().replace("gpt-3", "gpt3").replace("llama-3.1", "llama3")
     trimmed = re.search(r"layers=(\d+)", row["notes"])
     float8 = "delayed" if row["precision"] == "fp8" else None
@@ -279,21 +297,59 @@ def _dgxc(row: Record) -> Run:
     return "megatron.py", options, tuple(departures)
 
 
+MIXTURES = {
+    "Qwen3_30B_a3B": "qwen3-30b-a3b",
+    "Qwen3_235B_a22B": "qwen3-235b-a22b",
+    "GPT OSS 120B": "gpt-oss-120b",
+}
+"""Models with experts by their names in Megatron-Bridge's tables."""
+
+
+def _mixture(row: Record, model: str) -> tuple[dict[str, object], tuple[str, ...]]:
+    """As in Megatron-Bridge's scripts/performance/configs, v0.2.1 to v0.4.0: routers draw experts, equally likely."""
+    interleaved = row["vp"].isdecimal() and int(row["vp"]) > 1
+    if interleaved and int(row["pp"]) < 3:
+        raise _Cannot(TWO)
+    departures = ["no loss balances the experts, who get equally many tokens"]
+    if row["precision"] in ("FP8", "FP8 (see note)"):
+        departures.append(UNPUBLISHED)
+    drop, gpt_oss = "tokendrop" in row["model"], model == "gpt-oss-120b"
+    if gpt_oss:
+        departures.append("attention sees the whole sequence in all layers, not 128 words in every other")
+        departures.append("attention has no sinks, and activations no bound")
+    elif model == "qwen3-235b-a22b" and row["gpu"] == "DGX-H100":
+        departures.append("exchanges of tokens do not overlap with another micro-batch (moe_a2a_overlap)")
+    if model == "qwen3-30b-a3b" or (gpt_oss and "26.04" in row["framework"] and row["gpu"] == "DGX-B200"):
+        departures.append("tokens are exchanged by NCCL, not by HybridEP")
+    float8 = None if row["precision"] == "BF16" else "current"
+    options = _modern(row, model, float8, "bf16", ep=row["ep"], drop=drop)
+    options |= {"recompute": "activations" if gpt_oss else None, "overlap-gather": True}
+    options |= {"ends-count": row["pp"] != "1" and model == "qwen3-235b-a22b"}
+    return options, tuple(departures)
+
+
 def _mbridge(row: Record) -> Run:
     if row["gpu"] not in GPUS:
         raise _Cannot(f"no server with {row['gpu'].removeprefix('DGX-')} is known here")
-    if not row["model"].startswith("LLAMA"):
-        raise _Cannot("experts or a hybrid model: megatron.py has none")
+    name = row["model"].partition(" (")[0]
+    if name.startswith("Nemotron"):
+        raise _Cannot("a hybrid model: megatron.py has no Mamba")
+    if name.startswith("DeepSeek"):
+        raise _Cannot("its stages have unequal numbers of layers")
+    if name not in MIXTURES and not name.startswith("LLAMA"):
+        raise _Cannot("megatron.py has no such model")
     if row["parallelism"] != "Pre-Training Performance":
         raise _Cannot("not pre-training")
     if row["precision"] not in ("BF16", "FP8", "FP8-CS", "FP8 (see note)", "FP8-CS (FP8-MX)"):
         raise _Cannot(f"{row['precision']}: megatron.py has no scales of blocks")
     if row["fsdp_or_zero"] not in ("", "0"):
         raise _Cannot("Megatron's own FSDP")
+    if name in MIXTURES:
+        return "megatron.py", *_mixture(row, MIXTURES[name])
     size = row["model"].rpartition("_")[2].lower()
     departures = []
     if row["precision"] in ("FP8", "FP8 (see note)"):
-        departures.append("which float8 scales is not published: of the tensor at hand")
+        departures.append(UNPUBLISHED)
     uneven = size == "405b" and 126 % (int(row["pp"]) * int(row["vp"]))
     float8 = None if row["precision"] == "BF16" else "current"
     return (
@@ -304,15 +360,30 @@ def _mbridge(row: Record) -> Run:
 
 
 def _simumax(row: Record) -> Run:
-    found = re.search(r"(llama3_\d+b) trimmed layers=(\d+)", row["model"])
-    if not found:
-        raise _Cannot("experts: megatron.py has none")
+    found = re.search(r"(llama3_\d+b|deepseekv\d) trimmed layers=(\d+)", row["model"])
+    assert found
+    if found[1].startswith("deepseek"):
+        return "megatron.py", _deepseek(row, found[1].replace("seekv", "seek-v"), found[2]), DEEPSEEK
     micro_batches = re.search(r"mbc(\d+)", row["parallelism"])
     assert micro_batches
     options = _modern(row, found[1].replace("_", "-"), None, "fp32", layers=found[2])
     options["global-batch"] = int(micro_batches[1]) * int(row["dp"])
     options |= {"fused-loss": "cef" in row["parallelism"], "stand-ins": True}
     return "megatron.py", options, ("which collectives overlap is not published",)
+
+
+DEEPSEEK = (
+    "no loss balances the experts, who get equally many tokens, chosen among all",
+    "attention is that of values as long as keys, 192; they are 128",
+)
+
+
+def _deepseek(row: Record, model: str, layers: str) -> dict[str, object]:
+    """As in SimuMax@4dcaae513b, run_pretrain_deepseekv2.sh: the first layer alone is dense, and nothing overlaps."""
+    micro_batches = re.search(r"mbc(\d+)", row["parallelism"])
+    assert micro_batches
+    options = _modern(row, model, None, "fp32", layers=layers, dense=1, drop=True, ep=row["ep"])
+    return options | {"overlap-data": False, "global-batch": int(micro_batches[1]) * int(row["dp"])}
 
 
 def _neusight(row: Record) -> Run:
@@ -361,7 +432,10 @@ def _argv(options: Mapping[str, object]) -> tuple[str, ...]:
         if value is True:
             words.append(f"--{name}")
         elif not (
-            value is None or value is False or value == "" or (name in ("tp", "cp", "pp", "vp") and str(value) == "1")
+            value is None
+            or value is False
+            or value == ""
+            or (name in ("tp", "cp", "pp", "vp", "ep", "etp") and str(value) == "1")
         ):
             words += [f"--{name}", str(value)]
     return tuple(words)

@@ -89,13 +89,18 @@ def accumulate(weight: nn.Parameter, gradient: Tensor, x: Tensor) -> Tensor | No
     main = getattr(weight, "main_grad", None)
     if main is None:
         return gradient.t().matmul(x)
+    add_product(main, gradient, x)
+    return added(weight)
+
+
+def add_product(main: Tensor, gradient: Tensor, x: Tensor) -> None:
+    """Adds ``gradient.T @ x`` of (rows, outputs) and (rows, inputs), in the product itself where it can."""
     if main.dtype == x.dtype:
         main.addmm_(gradient.t(), x)
     elif main.is_cuda:
         torch.addmm(main, gradient.t(), x, out_dtype=main.dtype, out=main)
     else:
         main.add_(gradient.t().matmul(x))
-    return added(weight)
 
 
 class _Column(torch.autograd.Function):

@@ -14,6 +14,11 @@ SMALL = "--words 512 --sequence 16 --micro-batch 2 --reproducible"
 MEGATRON = f"megatron.py {SMALL} --dtype fp32 --dropout 0"
 GPT = f"{MEGATRON} --layers 6 --hidden 32 --heads 4 --global-batch"
 LLAMA3 = f"{MEGATRON} --model llama3-8b --layers 2 --hidden 64 --heads 8 --attention flash --global-batch 8"
+EXPERTS = f"{MEGATRON} --layers 2 --hidden 64 --heads 8 --experts 8 --feed 32 --attention flash --distributed-optimizer"
+QWEN3 = f"{EXPERTS} --global-batch 8 --model qwen3-30b-a3b"
+GROK = f"{EXPERTS} --global-batch 8 --model grok1 --drop"
+GPT_OSS = f"{EXPERTS} --global-batch 8 --model gpt-oss-120b"
+DEEPSEEK = f"{EXPERTS} --global-batch 8 --model deepseek-v2"
 LLAMA = "llama.py --model debug --sequence 32"
 MPT = "mpt.py --model debug --sequence 32 --global-batch 8"
 WHOLE = {GPT: f"{GPT} 8", LLAMA: f"{LLAMA} --exact --batch 4", MPT: f"{MPT} --exact --micro-batch 8"}
@@ -42,6 +47,11 @@ def run(command: str, ranks: int) -> list[float]:
         (f"{GPT} 12", 3, "--pp 3 --vp 2"),  # two stages a rank, with steps before, in and after the steady state
         (LLAMA3, 2, "--tp 2 --fused-loss --stand-ins"),
         (LLAMA3, 2, "--cp 2"),
+        (QWEN3, 2, "--ep 2 --overlap-data --overlap-gather"),
+        (QWEN3, 4, "--ep 4 --tp 2 --sequence-parallel"),
+        (GROK, 2, "--ep 2"),
+        (GPT_OSS, 2, "--ep 2 --recompute activations"),
+        (DEEPSEEK, 4, "--ep 2 --pp 2"),
         (LLAMA, 2, "--exact --batch 2 --recompute layers"),
         (LLAMA, 4, "--exact --batch 1 --shard 2"),
         (LLAMA, 2, "--exact --batch 4 --tp 2 --recompute selective"),
@@ -57,6 +67,12 @@ def test_layouts_train_the_same_model(model, ranks, layout):
     assert run(f"{model} {layout}", ranks) == pytest.approx(run(WHOLE.get(model, model), 1), abs=2e-5)
 
 
+def test_ranks_that_split_experts_gather_their_tokens():
+    """The tokens that experts drop depend on who has which: the sequence is on two ranks in both runs."""
+    whole = f"{GROK} --tp 2 --sequence-parallel"
+    assert run(f"{whole} --ep 2 --etp 2", 4) == pytest.approx(run(whole, 2), abs=2e-5)
+
+
 TINY = f"megatron.py {SMALL} --layers 2 --hidden 32 --heads 4 --global-batch 4 --tp 2"
 
 
@@ -66,6 +82,7 @@ TINY = f"megatron.py {SMALL} --layers 2 --hidden 32 --heads 4 --global-batch 4 -
         f"{TINY} --dtype fp16 --recompute full",
         f"{TINY} --dtype bf16 --gradients fp32 --dropout 0 --float8 delayed",
         f"{TINY} --dtype bf16 --gradients fp32 --dropout 0 --float8 current --sequence-parallel --pieces 2",
+        f"{QWEN3.replace('fp32', 'bf16')} --gradients fp32 --float8 current --ep 2",
         f"{LLAMA} --batch 2 --recompute selective",
         f"{LLAMA} --batch 2 --float8 tensorwise --recompute full",
         f"{LLAMA} --batch 2 --float8 tensorwise --tp 2",

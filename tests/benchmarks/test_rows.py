@@ -105,6 +105,9 @@ def test_sizes_divide_in_megatron(read, monkeypatch):
         assert [layer for stage in stages for layer in stage] == list(range(shape.layers)), row.id
         assert shape.heads % args.tp == shape.groups % args.tp == shape.words % args.tp == 0, row.id
         assert args.sequence % (2 * args.cp * args.tp) == 0, row.id
+        if shape.mixture:
+            assert replicas * args.cp * args.tp % (args.ep * args.etp) == shape.mixture.experts % args.ep == 0, row.id
+            assert shape.mixture.feed % args.etp == 0, row.id
         assert row.tokens == args.global_batch * args.sequence, row.id
 
 
@@ -135,17 +138,30 @@ def test_sizes_divide_in_the_others(read, monkeypatch):
         ("llama3-405b", 405.9e9),
         ("nemotron4-15b", 15.6e9),
         ("nemotron4-340b", 341e9),
+        ("grok1", 314e9),
+        ("qwen3-30b-a3b", 30.5e9),
+        ("qwen3-235b-a22b", 235e9),
+        ("gpt-oss-120b", 116.8e9),
+        ("deepseek-v2", 236e9),
+        ("deepseek-v3", 671e9),
     ],
 )
 def test_megatron_models_have_as_many_parameters_as_published(accuracy, name, parameters):
-    from megatron_model import SHAPES
+    from megatron_model import SHAPES, blocks
 
     shape = SHAPES[name]
     attention = 2 * shape.hidden * (shape.heads + shape.groups) * shape.head
-    layer = attention + (3 if shape.activation == "swiglu" else 2) * shape.hidden * shape.feed
+    if one := shape.latent:
+        queries, others = one.queries * (shape.head + one.turned), (2 * one.values + shape.hidden) * shape.head
+        attention = shape.hidden * (one.queries + one.values + one.turned) + shape.heads * (queries + others)
+    feeds = [shape.feed] * shape.layers
+    if mixture := shape.mixture:
+        each = mixture.experts * mixture.feed + mixture.shared
+        feeds = [shape.feed] * mixture.dense + [each] * (shape.layers - mixture.dense)
+    feed = (1 + blocks(shape)) * shape.hidden * sum(feeds)
     words = shape.words * shape.hidden * (1 if shape.tied else 2)
 
-    assert shape.layers * layer + words == pytest.approx(parameters, rel=0.02)
+    assert shape.layers * attention + feed + words == pytest.approx(parameters, rel=0.02)
 
 
 def test_contributed_runs_are_rows(accuracy, tmp_path):

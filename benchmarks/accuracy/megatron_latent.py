@@ -1,0 +1,72 @@
+"""Attention to keys and values that are made from a short latent vector of each token (DeepSeek-V2, 2024, §2.1).
+
+As Megatron-Core's `MLASelfAttention` trains it: latents are normalized and widened to all heads, of which rotary
+positions turn a part; that part of the keys is one for all heads.
+"""
+
+from __future__ import annotations
+
+import torch
+from megatron_model import HeadNorm, Shape, Way
+from tensor_layers import Column, Row, Split
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+# Megatron has kernels for these two (``apply_rope_fusion``); `fuse` makes kernels of them here.
+def turn_queries(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Turns the last part of each head: (sequence, batch, heads, head), by angles of (sequence, 1, 1, part)."""
+    still = x.shape[-1] - cosine.shape[-1]
+    return torch.cat((x[..., :still], rotate(x[..., still:], cosine, sine)), -1)
+
+
+def keys_and_values(x: Tensor, part: Tensor, cosine: Tensor, sine: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of (sequence, batch, heads, size and size of values), with the turned ``part`` for each head."""
+    turned = rotate(part.unsqueeze(2), cosine, sine).expand(-1, -1, x.shape[2], -1)
+    return torch.cat((x[..., :size], turned), -1), x[..., size:].contiguous()
+
+
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return (x * cosine + torch.cat((-second, first), -1) * sine).to(x.dtype)
+
+
+def fuse() -> None:
+    """Lets the compiler make one kernel of each of the two functions above."""
+    for function in (turn_queries, keys_and_values):
+        globals()[function.__name__] = torch.compile(function)
+
+
+class LatentAttention(nn.Module):
+    def __init__(self, split: Split, name: str, shape: Shape, way: Way) -> None:
+        super().__init__()
+        assert shape.latent is not None
+        if split.ranks > 1 or way.context:
+            raise SystemExit("latents are not split here: --tp and --cp need attention of another kind")
+        latent, hidden, heads = shape.latent, shape.hidden, shape.heads
+        self.latent, self.heads, self.size, self.way = latent, heads, shape.head, way
+        self.to_queries = Column(split, f"{name}.to_queries", hidden, latent.queries, bias=False)
+        self.of_queries = HeadNorm(split, latent.queries)
+        self.queries = Column(
+            split, f"{name}.queries", latent.queries, heads * (shape.head + latent.turned), bias=False
+        )
+        self.to_values = Column(split, f"{name}.to_values", hidden, latent.values + latent.turned, bias=False)
+        self.of_values = HeadNorm(split, latent.values)
+        self.values = Column(split, f"{name}.values", latent.values, heads * 2 * shape.head, bias=False)
+        self.output = Row(split, f"{name}.out", heads * shape.head, hidden, bias=False)
+
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+        latent, size = self.latent, self.size
+        q = self.queries(self.of_queries(self.to_queries(x))).unflatten(-1, (self.heads, size + latent.turned))
+        short, part = self.to_values(x).split((latent.values, latent.turned), dim=-1)
+        wide = self.values(self.of_values(short)).unflatten(-1, (self.heads, 2 * size))
+        q = turn_queries(q, *turn)
+        k, v = keys_and_values(wide, part, *turn, size)
+        q, k, v = (each.permute(1, 2, 0, 3) for each in (q, k, v))
+        if (
+            q.is_cuda and self.way.attention == "cudnn"
+        ):  # which takes values shorter than keys; PyTorch never asks it to
+            mixed = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True)[0]
+        else:
+            mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.output(mixed.permute(2, 0, 1, 3).flatten(2))
