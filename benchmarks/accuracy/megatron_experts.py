@@ -54,19 +54,19 @@ def fuse() -> None:
 
 def again(wanted: bool, function: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, AbstractContextManager]:
     """What ``function`` gives, and where to use it so that it is not kept but computed again in the backward pass."""
-    if not wanted:
-        return function(*inputs), nullcontext()
     found = function(*inputs)
+    if not wanted:
+        return found, nullcontext()
     here = found.untyped_storage().data_ptr()
 
-    def pack(kept: Tensor) -> Tensor | Callable[[], Tensor]:
-        return recompute if kept.untyped_storage().data_ptr() == here else kept
+    def pack(kept: Tensor) -> Tensor | torch.Size:
+        return kept.shape if kept.untyped_storage().data_ptr() == here else kept
 
     @torch.no_grad()
-    def recompute() -> Tensor:
-        return function(*inputs)
+    def unpack(kept: Tensor | torch.Size) -> Tensor:
+        return kept if isinstance(kept, Tensor) else function(*inputs).view(kept)
 
-    return found, torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept() if callable(kept) else kept)
+    return found, torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
 class _Copy(torch.autograd.Function):

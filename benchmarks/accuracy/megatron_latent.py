@@ -63,9 +63,8 @@ class LatentAttention(nn.Module):
         q = turn_queries(q, *turn)
         k, v = keys_and_values(wide, part, *turn, size)
         q, k, v = (each.permute(1, 2, 0, 3) for each in (q, k, v))
-        if (
-            q.is_cuda and self.way.attention == "cudnn"
-        ):  # which takes values shorter than keys; PyTorch never asks it to
+        # cuDNN takes values shorter than keys, for which PyTorch never asks it.
+        if q.is_cuda and self.way.attention == "cudnn":
             mixed = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True)[0]
         else:
             mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)

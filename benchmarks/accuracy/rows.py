@@ -321,8 +321,12 @@ def _mixture(row: Record, model: str) -> tuple[dict[str, object], tuple[str, ...
         departures.append("exchanges of tokens do not overlap with another micro-batch (moe_a2a_overlap)")
     if model == "qwen3-30b-a3b" or (gpt_oss and "26.04" in row["framework"] and row["gpu"] == "DGX-B200"):
         departures.append("tokens are exchanged by NCCL, not by HybridEP")
+    spread = row["ep"]
+    if gpt_oss and "25.11" in row["framework"] and row["gpu"] == "DGX-B200":
+        spread = "64"
+        departures.append("64 ranks share the experts, as in the recipe of its release (v0.2.1), not 8 as in its table")
     float8 = None if row["precision"] == "BF16" else "current"
-    options = _modern(row, model, float8, "bf16", ep=row["ep"], drop=drop)
+    options = _modern(row, model, float8, "bf16", ep=spread, drop=drop)
     options |= {"recompute": "activations" if gpt_oss else None, "overlap-gather": True}
     options |= {"ends-count": row["pp"] != "1" and model == "qwen3-235b-a22b"}
     return options, tuple(departures)
