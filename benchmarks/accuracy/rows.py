@@ -366,14 +366,14 @@ def _mbridge(row: Record) -> Run:
 def _simumax(row: Record) -> Run:
     found = re.search(r"(llama3_\d+b|deepseekv\d) trimmed layers=(\d+)", row["model"])
     assert found
+    memory = {"fused-loss": "cef" in row["parallelism"], "stand-ins": True}
     if found[1].startswith("deepseek"):
-        return "megatron.py", _deepseek(row, found[1].replace("seekv", "seek-v"), found[2]), DEEPSEEK
+        return "megatron.py", _deepseek(row, found[1].replace("seekv", "seek-v"), found[2]) | memory, DEEPSEEK
     micro_batches = re.search(r"mbc(\d+)", row["parallelism"])
     assert micro_batches
     options = _modern(row, found[1].replace("_", "-"), None, "fp32", layers=found[2])
     options["global-batch"] = int(micro_batches[1]) * int(row["dp"])
-    options |= {"fused-loss": "cef" in row["parallelism"], "stand-ins": True}
-    return "megatron.py", options, ("which collectives overlap is not published",)
+    return "megatron.py", options | memory, ("which collectives overlap is not published",)
 
 
 DEEPSEEK = (
