@@ -1,9 +1,10 @@
-"""GPT trained as Megatron-LM does: tensor, sequence, context, pipeline and data parallel, in mixed precision.
+"""GPT trained as Megatron-LM does: tensor, sequence, context, pipeline, data and expert parallel, in mixed precision.
 
 torchrun --nproc-per-node 8 megatron.py --model gpt3-175b --tp 8 --pp 8 --micro-batch 1 --global-batch 64
 
 Plain torch.distributed, one process for each GPU. Ranks are numbered as Megatron numbers them: tensor parallel first,
-then context, data and pipeline parallel.
+then context, data and pipeline parallel. Those of a pipeline's stage share experts: the parts of each first, then ranks
+with other experts, and those with the same.
 """
 
 from __future__ import annotations
