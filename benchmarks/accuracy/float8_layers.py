@@ -1,9 +1,9 @@
-"""Split layers whose products run in float8, as Transformer Engine's do in Megatron.
+"""Layers whose products run in float8, as Transformer Engine's do in Megatron, and whole ones as in Composer.
 
 Scales are those of the micro-batch before ("delayed"), so that a tensor is read once: the kernel that makes it float8
-also finds its greatest value, and after a norm it is the norm's own. Weights are cast once in a step. What the next
-product needs transposed, since Hopper's units take one layout only, is written along or transposed in float8. With a
-split sequence, activations and gradients are gathered in float8, at half the bytes. See Transformer Engine's
+also finds its greatest value, and after a norm it is the norm's own. Split weights are cast once in a step. What the
+next product needs transposed, since Hopper's units take one layout only, is written along or transposed in float8. With
+a split sequence, activations and gradients are gathered in float8, at half the bytes. See Transformer Engine's
 ``layernorm_linear.py`` and ``TransformerEngineBaseModule.grad_output_preprocess``.
 
 Departs in that scales come from one micro-batch, not from the greatest of up to 1,024, and in that on CPUs gradients of
@@ -178,3 +178,41 @@ class Row(torch.autograd.Function):
             of_input = product(found, of_found, matrix, of_matrix, gradient.dtype)
         of_weight = accumulate(weight, turned, x, (of_found, of_x))
         return of_input.unflatten(0, (-1, ctx.batch)), of_weight, None, None
+
+
+class Whole(torch.autograd.Function):
+    """Of a matrix that is not split, cast at every forward pass: (rows, inputs) to (rows, outputs)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scaled: Scaled) -> Tensor:
+        here, of_x, x_turned = scaled.cast_and_turn("input", x, FORWARD)
+        matrix, of_matrix, matrix_turned = scaled.cast_and_turn("weight", weight, FORWARD)
+        ctx.save_for_backward(x_turned, of_x, matrix_turned, of_matrix)
+        ctx.scaled, ctx.dtype, ctx.bias = scaled, weight.dtype, bias is not None
+        return torch._scaled_mm(here, matrix.t(), scale_a=of_x, scale_b=of_matrix, bias=bias, out_dtype=x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x_turned, of_x, matrix_turned, of_matrix = ctx.saved_tensors
+        found, of_found, turned = ctx.scaled.cast_and_turn("gradient", gradient, BACKWARD)
+        of_input = product(found, of_found, matrix_turned, of_matrix, gradient.dtype)
+        of_weight = product(turned, of_found, x_turned, of_x, ctx.dtype)
+        return of_input, of_weight, gradient.sum(0) if ctx.bias else None, None
+
+
+class Linear(nn.Linear):
+    """A linear layer that multiplies in float8."""
+
+    scaled: Scaled
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (nn.Linear's name)
+        rows = Whole.apply(input.flatten(0, -2), self.weight, self.bias, self.scaled)
+        return rows.unflatten(0, input.shape[:-1])
+
+
+def convert(module: nn.Module) -> None:
+    """Makes every linear layer below ``module`` a `Linear` with scales of the micro-batch before, in place."""
+    for layer in module.modules():
+        if type(layer) is nn.Linear:
+            layer.__class__ = Linear
+            layer.scaled = Scaled(delayed=True)

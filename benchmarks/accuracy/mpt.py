@@ -12,7 +12,7 @@ import argparse
 
 import torch
 import torch.distributed as dist
-from float8 import convert, fuse
+from float8_layers import convert, fuse
 from job import Meter, join
 from mpt_model import MPT, SHAPES, Block
 from torch import Tensor, nn
@@ -72,7 +72,7 @@ def build(args: argparse.Namespace, device: torch.device) -> FullyShardedDataPar
         model = MPT(SHAPES[args.model], args.sequence)
     units: tuple[type[nn.Module], ...] = (Block,)
     if args.float8:
-        convert(model, "tensorwise")
+        convert(model)
         if device.type == "cuda":
             fuse()
     if args.recompute == "full":

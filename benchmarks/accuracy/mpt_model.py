@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,16 @@ class LowPrecisionNorm(nn.LayerNorm):
             return functional.layer_norm(input, self.normalized_shape, weight, bias, self.eps)
 
 
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of (batch, sequence, heads, width); on GPUs FlashAttention in Triton, as MPT was trained."""
+    if not q.is_cuda:
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+    from flash_attn.flash_attn_triton import flash_attn_func
+
+    return flash_attn_func(q, k, v, None, True)
+
+
 class Block(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -51,14 +60,8 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(shape.dim, 4 * shape.dim), nn.Linear(4 * shape.dim, shape.dim)
 
     def forward(self, x: Tensor) -> Tensor:  # (batch, sequence, dim)
-        q, k, v = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm_1(x)).chunk(3, -1)
-        )
-        # FlashAttention in Triton, which MPT was trained with, is 1.3 to 2.5 times slower than FlashAttention-2 (Dao,
-        # 2023, section 4.1); this kernel is twice slower.
-        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):  # the latter on CPUs
-            mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        q, k, v = (part.unflatten(-1, (self.heads, -1)) for part in self.qkv(self.norm_1(x)).chunk(3, -1))
+        x = x + self.out(attend(q, k, v).flatten(2))
         return x + self.down(functional.gelu(self.up(self.norm_2(x))))
 
 

@@ -129,7 +129,7 @@ def test_no_product_is_free_or_faster_than_the_peak(name, m, n, k, batch, dtype)
     size=st.sampled_from([32, 64, 80, 128, 256]),
     causal=st.booleans(),
     backward=st.booleans(),
-    algorithm=st.sampled_from(("flash", "cudnn", "efficient", "best")),
+    algorithm=st.sampled_from(("flash", "cudnn", "efficient", "triton", "best")),
 )
 @settings(max_examples=40, deadline=None)
 def test_no_attention_is_free_or_faster_than_the_peak(

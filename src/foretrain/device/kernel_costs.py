@@ -16,7 +16,7 @@
 
 An entry has one of: ``time``, the same for every call; ``table`` with ``by``, interpolated in logarithms of both, and
 in proportion beyond; ``operator``, a kind of work of calibration files (`foretrain.device.calibration`) with its
-attributes. Numbers may be formulas. The last entry that a name fits counts.
+attributes. Numbers and truth values may be formulas, of which 0 is false. The last entry that a name fits counts.
 
 A formula is arithmetic with ``+ - * / // % **``, ``min``, ``max``, ``ceil`` and ``log2`` on numbers and on arguments of
 the kernel, by name or by position from 0: ``bytes(x)``, ``elements(x)`` and ``dim(x, -1)`` of tensors, and numbers as
@@ -97,11 +97,11 @@ class KernelCost:
             return _interpolated(self.table, evaluate(self.by, arguments, "by"))
         if self.work is None:
             return None
+        kind = {one.name: one.type for one in fields(self.work)}
         given: dict[str, Any] = {}
         for name, value in (self.attributes or {}).items():
-            whole = isinstance(value, str) and name not in _TEXTS
-            given[name] = math.ceil(evaluate(value, arguments, name)) if whole else value
-        kind = {one.name for one in fields(self.work)}
+            formula = isinstance(value, str) and name not in _TEXTS
+            given[name] = _convert(evaluate(value, arguments, name), kind[name]) if formula else value
         if "dtype" in kind and "dtype" not in given and (first := arguments.first_tensor):
             given["dtype"] = calls.number_format(first)
         return self.work(**given)
@@ -392,6 +392,11 @@ def _results(value: object) -> tuple[Shape, ...]:
 _TEXTS: dict[str, Sequence[str]] = {"dtype": FORMATS, "algorithm": get_args(Algorithm)}
 
 
+def _convert(value: float, kind: object) -> int | bool:
+    """Return what a formula gives as an attribute: any number but 0 is true."""
+    return bool(value) if kind == "bool" else math.ceil(value)
+
+
 def _attributes(kind: type, given: Mapping[str, Any], name: str) -> dict[str, Any]:
     declared = {one.name: one for one in fields(kind)}
     for field, value in given.items():
@@ -401,8 +406,10 @@ def _attributes(kind: type, given: Mapping[str, Any], name: str) -> dict[str, An
             if value not in _TEXTS[field]:
                 raise errors.unknown(field, value, _TEXTS[field])
         elif declared[field].type == "bool":
-            if not isinstance(value, bool):
-                raise ConfigError(field, value, "is neither true nor false", "write true or false")
+            if isinstance(value, str):
+                _formula(value, field)
+            elif not isinstance(value, bool):
+                raise ConfigError(field, value, "is neither true nor false", "write true, false or a formula")
         elif declared[field].type == "float":
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise ConfigError(field, value, "is not a number above 0", "write e.g. 0.5")

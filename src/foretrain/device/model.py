@@ -15,7 +15,8 @@ FLOP/s that do not count masked products:
 
 - *Kernels*: FlashAttention-2 reaches 335/616 to 370/648 of FlashAttention-3 forward and 322/561 backward, cuDNN
   539/616 to 595/648 and 516/561. On Ampere both are the best kernel. Memory-efficient attention is about half of
-  FlashAttention-2 (Dao, 2023, §4.1: xFormers on A100).
+  FlashAttention-2 (Dao, 2023, §4.1: xFormers on A100), and FlashAttention in Triton 1.3 to 1.5 times slower forward and
+  about twice backward (the same).
 - *Unmasked*: as efficient as causal attention of twice the length, and 7 % more: 467, 565, 625, 638 against causal
   423, 521, 579, 602 from 1k on.
 - *Backward*: 0.68, 0.75, 0.80, 0.85, 0.87 and 0.87 of the forward pass's FLOP/s from 512 to 16k; both kernels alike.
@@ -47,7 +48,7 @@ from foretrain.units import MICROSECOND
 
 if TYPE_CHECKING:
     from foretrain.device.gpu import Device
-    from foretrain.device.work import Algorithm, Attention, Format
+    from foretrain.device.work import Attention, Format
 
 
 _EIGHT_BITS = {"fp8": (8, 9), "fp8_block": (8, 9), "int8": (7, 5)}
@@ -113,10 +114,15 @@ def copy_time(device: Device, size: int, pinned: bool) -> Time:
     return COPY_LATENCY + math.ceil(size / rate * SECOND)
 
 
-_HOPPER: dict[Algorithm, float] = {"best": 1.0, "flash": 0.57, "cudnn": 0.9, "efficient": 0.29}
-_BLACKWELL: dict[Algorithm, float] = {"best": 1.0, "flash": 0.35, "cudnn": 1.0, "efficient": 0.18}
-"""Estimate: FlashAttention-2 knows no instruction newer than Ampere's and gains but clock and multiprocessors."""
-_OLDER: dict[Algorithm, float] = {"best": 1.0, "flash": 1.0, "cudnn": 1.0, "efficient": 0.5}
+_CUDNN = {8: 1.0, 9: 0.9, 10: 1.0}
+"""FLOP/s of cuDNN's kernel by those of the best one on GPUs of a compute capability; as they are before and after."""
+_FLASH = {8: 1.0, 9: 0.57, 10: 0.35}
+"""The same of FlashAttention-2. On Blackwell an estimate: it knows no instruction newer than Ampere's and gains but
+clock and multiprocessors."""
+_EFFICIENT = 0.5
+"""FLOP/s of memory-efficient attention by those of FlashAttention-2."""
+_TRITON_FORWARD, _TRITON_BACKWARD = 1 / 1.4, 1 / 2
+"""The same of FlashAttention in Triton."""
 
 UNMASKED_GAIN = 1.07
 SMALL_HEADS = 0.77
@@ -164,13 +170,23 @@ def backward_share(length: int) -> float:
 
 def kernel_share(device: Device, work: Attention) -> float:
     """Return the FLOP/s of this algorithm's kernel by those of the best one on this GPU."""
-    major = device.capability[0]
-    return (_OLDER if major < 9 else _HOPPER if major < 10 else _BLACKWELL)[work.algorithm]
+    generation = min(max(device.capability[0], min(_FLASH)), max(_FLASH))
+    match work.algorithm:
+        case "best":
+            return 1.0
+        case "cudnn":
+            return _CUDNN[generation]
+        case "flash":
+            return _FLASH[generation]
+        case "efficient":
+            return _FLASH[generation] * _EFFICIENT
+        case "triton":
+            return _FLASH[generation] * (_TRITON_BACKWARD if work.backward else _TRITON_FORWARD)
 
 
 def head_share(device: Device, work: Attention) -> float:
     """Return the FLOP/s with heads of this size by those with 128: padded to 64, 128 or 256, smaller ones slower."""
-    old = device.capability[0] < 9 or work.algorithm in ("flash", "efficient")
+    old = device.capability[0] < 9 or work.algorithm in ("flash", "efficient", "triton")
     size = max(work.head_dim, 1)
     padded = next((bound for bound in (32, 64, 128, 192, 256) if size <= bound), size)
     slower = (SMALL_HEADS_OLDER if old else SMALL_HEADS) ** max(0.0, math.log2(128 / padded))

@@ -12,8 +12,9 @@ from typing import Literal, TypeAlias, get_args
 Format: TypeAlias = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp8_block", "int8"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
-Algorithm: TypeAlias = Literal["flash", "cudnn", "efficient", "best"]
-"""Whose attention: FlashAttention 2 (PyTorch's), cuDNN's, xFormers' memory-efficient one, or the measured best."""
+Algorithm: TypeAlias = Literal["flash", "cudnn", "efficient", "triton", "best"]
+"""Whose attention: FlashAttention 2 (PyTorch's), cuDNN's, xFormers' memory-efficient one, the first FlashAttention in
+Triton, or the measured best."""
 
 _SIZES: dict[Format, int] = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp8_block": 1, "int8": 1}
 

@@ -258,7 +258,7 @@ def test_libraries_that_are_not_installed_have_stand_ins() -> None:
     from apex.normalization import FusedLayerNorm
     from apex.normalization.fused_layer_norm import FusedLayerNormAffineFunction
     from apex.optimizers import FusedAdam
-    from flash_attn import flash_attn_func, flash_attn_qkvpacked_func, flash_attn_varlen_func
+    from flash_attn import flash_attn_func, flash_attn_qkvpacked_func, flash_attn_triton, flash_attn_varlen_func
     from flash_attn.bert_padding import pad_input, unpad_input
     from flash_attn.layers.rotary import apply_rotary_emb
     from flash_attn.losses.cross_entropy import CrossEntropyLoss
@@ -285,6 +285,10 @@ def test_libraries_that_are_not_installed_have_stand_ins() -> None:
     heads_first = [one.transpose(1, 2) for one in (q, k, k)]
     plain, _ = took(lambda: nn.functional.scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=True))
     assert flash == plain  # as measured
+    in_triton, out = took(lambda: flash_attn_triton.flash_attn_func(q, q, q, None, True))
+    backward, _ = took(lambda: out.sum().backward())
+    assert 1.2 * flash < in_triton < backward / 2  # half of FlashAttention-2's rate backward, which has 2.5 times to do
+    assert in_triton < took(lambda: flash_attn_triton.flash_attn_func(q, q, q))[0] / 1.5  # without a mask
     bounds = torch.tensor([0, 4096, 8192], dtype=torch.int32, device="cuda")
     rows = [one.flatten(0, 1) for one in (q, k, k)]
     assert flash_attn_varlen_func(*rows, bounds, bounds, 4096, 4096, causal=True).shape == (8192, 32, 128)

@@ -100,40 +100,44 @@ class Like(NamedTuple):
         return self.tensor.new_empty(shape, dtype=self.dtype or self.tensor.dtype)
 
 
-def fused(name: str, inputs: tuple[torch.Tensor, ...], *results: Like) -> Any:
+def fused(name: str, inputs: tuple[torch.Tensor, ...], *results: Like, **numbers: int) -> Any:
     """Return the results, one or a tuple, of a kernel that a library has for its forward and its backward pass.
 
     Each reads its inputs once and writes its results once; the one backward has the inputs and the results' gradients.
+    A file of costs knows inputs as ``input0``, ``input1`` and so on, and ``numbers`` by their names.
     """
-    made = _Fused.apply(name, results, *inputs)
+    made = _Fused.apply(name, results, numbers, *inputs)
     return made[0] if len(results) == 1 else made
 
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, name: str, results: tuple[Like, ...], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def forward(
+        ctx: Any, name: str, results: tuple[Like, ...], numbers: Mapping[str, int], *inputs: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         made = tuple(one.make() for one in results)
-        _launch_fused(name, inputs, made)
-        ctx.name = name
+        _launch_fused(name, inputs, made, numbers)
+        ctx.name, ctx.numbers = name, numbers
         ctx.save_for_backward(*inputs)
         return made
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        wanted = ctx.needs_input_grad[2:]
+        wanted = ctx.needs_input_grad[3:]
         made = tuple(
             torch.empty_like(one) if want else None for one, want in zip(ctx.saved_tensors, wanted, strict=True)
         )
         given = tuple(one for one in gradients if one is not None)
-        _launch_fused(
-            f"{ctx.name}_backward", (*ctx.saved_tensors, *given), tuple(one for one in made if one is not None)
-        )
-        return None, None, *made
+        written = tuple(one for one in made if one is not None)
+        _launch_fused(f"{ctx.name}_backward", (*ctx.saved_tensors, *given), written, ctx.numbers)
+        return None, None, None, *made
 
 
-def _launch_fused(name: str, inputs: tuple[torch.Tensor, ...], results: tuple[torch.Tensor, ...]) -> None:
+def _launch_fused(
+    name: str, inputs: tuple[torch.Tensor, ...], results: tuple[torch.Tensor, ...], numbers: Mapping[str, int]
+) -> None:
     read = {f"input{place}": tensor for place, tensor in enumerate(inputs)}
-    launch(name, read, read, (), results)
+    launch(name, {**read, **numbers}, read, (), results)
 
 
 def install_extensions(costs: KernelCosts, warn: Callable[[str], None]) -> None:

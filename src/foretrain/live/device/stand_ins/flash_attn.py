@@ -118,6 +118,18 @@ def _attend(
     return (attended, logsumexp, None) if statistics else attended
 
 
+def triton_flash_attn_func(
+    q: Tensor,  # (batch, length, heads, width), as are keys and values
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None = None,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+) -> Tensor:
+    """Attend as `flash_attn_func` does, by the first FlashAttention's kernel in Triton; ``bias`` takes no time."""
+    return fused("flash_attn::triton", (q, k, v), Like(q), causal=causal)
+
+
 def index_first_axis(tensor: Tensor, indices: Tensor) -> Tensor:
     """Return the rows that ``indices`` name."""
     return tensor.index_select(0, indices)
@@ -219,6 +231,7 @@ submodule(
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
 )
+submodule(f"{__name__}.flash_attn_triton", flash_attn_func=triton_flash_attn_func)
 submodule(f"{__name__}.bert_padding", index_first_axis, index_put_first_axis, unpad_input, pad_input)
 submodule(f"{__name__}.layers.rotary", apply_rotary_emb)
 submodule(f"{__name__}.ops.rms_norm", RMSNorm, rms_norm)
