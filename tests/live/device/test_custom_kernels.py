@@ -263,6 +263,7 @@ def test_libraries_that_are_not_installed_have_stand_ins() -> None:
     from flash_attn.layers.rotary import apply_rotary_emb
     from flash_attn.losses.cross_entropy import CrossEntropyLoss
     from flash_attn.ops.triton.layer_norm import RMSNorm, layer_norm_fn
+    from torch.utils.checkpoint import checkpoint
     from transformer_engine.common.recipe import DelayedScaling, Float8BlockScaling, MXFP8BlockScaling
 
     def took(call):
@@ -305,6 +306,7 @@ def test_libraries_that_are_not_installed_have_stand_ins() -> None:
     assert 1.9 * alone < summed < 2.1 * alone  # it reads and writes one more
     (y + total).sum().backward()
     assert x.grad.shape == added.grad.shape == x.shape
+    checkpoint(fused_norm, x, use_reentrant=False).sum().backward()
     with pytest.raises(NotImplementedError, match="rowscale"):
         layer_norm_fn(x, fused_norm.weight, None, rowscale=x)
     logits = torch.randn(4096, 32000, **half, requires_grad=True)
@@ -350,6 +352,7 @@ def test_libraries_that_are_not_installed_have_stand_ins() -> None:
 @on_gpus(cluster="B200")
 def test_recipes_of_fp8_launch_what_they_need_for_their_scales() -> None:
     import transformer_engine.pytorch as te
+    from torch.utils.checkpoint import checkpoint
     from transformer_engine.common import recipe
 
     linear = te.Linear(4096, 4096, bias=False, params_dtype=torch.bfloat16)
@@ -365,6 +368,8 @@ def test_recipes_of_fp8_launch_what_they_need_for_their_scales() -> None:
         return begin.elapsed_time(end)
 
     milliseconds(recipe.DelayedScaling())
+    with te.fp8_autocast():
+        checkpoint(linear, x, use_reentrant=False).sum().backward()
     delayed, current, blocks, mx = (
         milliseconds(getattr(recipe, name)())
         for name in ("DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling")

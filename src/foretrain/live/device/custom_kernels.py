@@ -123,13 +123,12 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        inputs = ctx.saved_tensors  # asked for once: PyTorch raises the second time where activations are checkpointed
         wanted = ctx.needs_input_grad[3:]
-        made = tuple(
-            torch.empty_like(one) if want else None for one, want in zip(ctx.saved_tensors, wanted, strict=True)
-        )
+        made = tuple(torch.empty_like(one) if want else None for one, want in zip(inputs, wanted, strict=True))
         given = tuple(one for one in gradients if one is not None)
         written = tuple(one for one in made if one is not None)
-        _launch_fused(f"{ctx.name}_backward", (*ctx.saved_tensors, *given), written, ctx.numbers)
+        _launch_fused(f"{ctx.name}_backward", (*inputs, *given), written, ctx.numbers)
         return None, None, None, *made
 
 

@@ -101,7 +101,9 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (grad,), division, weight = gradients, ctx.division, ctx.weight
         grad = _gathered(grad, division) if division.mode == "row" and division.sequence else grad.contiguous()
-        kept = ctx.saved_tensors[0]
+        kept, *turned_weight = (
+            ctx.saved_tensors
+        )  # asked for once: PyTorch raises the second time where activations are checkpointed
         waited = []
         if division.mode == "column" and division.sequence:
             kept, work = _gathering(kept, division)
@@ -111,7 +113,7 @@ class _Product(torch.autograd.Function):
         grad8, grad8_turned = _cast(grad, ctx.recipe) if eight else (grad, grad)
         if ctx.needs_input_grad[0]:
             if eight:
-                of_x = _product8(grad8, ctx.saved_tensors[1].t(), grad.dtype, ctx.recipe)
+                of_x = _product8(grad8, turned_weight[0].t(), grad.dtype, ctx.recipe)
             else:
                 of_x = grad @ weight
             if division.mode == "column" and division.ranks > 1:
