@@ -120,7 +120,20 @@ def simulated(arguments: argparse.Namespace, rows: Sequence[Row]) -> tuple[dict[
     else:
         wanted = [row for row in rows if row.id in stored and row.id not in found]
     wanted = [] if arguments.quick else sorted(wanted, key=lambda row: (row.effort, row.id))
-    found |= {one.id: one for one in simulate_all(wanted, arguments.workers, seconds, keep)}
+    alike: dict[str, list[Row]] = {}
+    for row in wanted:
+        alike.setdefault(kept.command_digest(row), []).append(row)
+
+    def share(one: Outcome) -> None:
+        shared = [kept.given_to(row, one) for row in alike.pop(one.command)]
+        found.update({each.id: each for each in shared})
+        keep(*shared)
+
+    if not arguments.row:
+        for one in [one for one in found.values() if one.exact and not one.failure]:
+            if one.command in alike:
+                share(one)
+    simulate_all([some[0] for some in alike.values()], arguments.workers, seconds, share)
     return found, [row.id for row in rows if row.id in stored and row.id not in found]
 
 

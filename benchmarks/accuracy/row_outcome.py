@@ -27,6 +27,9 @@ DEVICES = {
     "h100-96gb-hbm2e-500w": "H100-HBM2e",
     "h200": "H200",
     "b200": "B200",
+    "b300": "B300",
+    "gb200": "GB200",
+    "gb300": "GB300",
 }
 """Presets by the rows' names of GPUs."""
 
@@ -130,7 +133,8 @@ def _outcome(row: Row, factor: float | None, host: float | None, memory: int | N
     known = Outcome(row.id, row.family, row.model, device, stack, row.ranks, row.seconds, memory_measured=row.memory)
     launch = None if host is None else round(HOST_LAUNCH * host)
     if row.gpu:
-        where = deployment(f"{row.cluster},device={device},ranks=0-{row.ranks - 1}").carried_by("nccl")
+        ranks = "" if "ranks=" in row.cluster else f",ranks=0-{row.ranks - 1}"
+        where = deployment(f"{row.cluster},device={device}{ranks}").carried_by("nccl")
     else:
         where = place(row.cluster)
     begin = time.perf_counter()

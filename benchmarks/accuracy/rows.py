@@ -31,8 +31,8 @@ class Row:
     """One measurement, and the run that repeats it.
 
     Attributes:
-        cluster: in foretrain's notation of topologies; its servers have 8 GPUs, of which the job may use fewer. Of a
-            contributed run in that of clusters, all of whose GPUs take part.
+        cluster: in foretrain's notation of topologies; its servers may have more GPUs than the job uses, whose ranks
+            are then the first, or named. Of a contributed run in that of clusters, all of whose GPUs take part.
         gpu: one of `GPUS`; empty for a contributed run.
         ranks: processes, one for each GPU.
         script: a file of this folder.
@@ -130,11 +130,24 @@ GPUS = {
     "H200-SXM": "h200",
     "B200-SXM": "b200",
     "DGX-B200": "b200",
+    "DGX-B300": "b300",
+    "DGX-GB200": "gb200",
+    "DGX-GB300": "gb300",
 }
 """GPUs by their published names. Meta's H100 with HBM2e has 96 GB at 2.4 TB/s and draws 500 W, not the preset's 80 GB
 at 3.35 TB/s and 700 W: its clocks under load are lower."""
 
-SERVERS = {"a": "dgx-a100", "h100": "dgx-h100", "h200": "dgx-h200", "b": "dgx-b200"}
+SERVERS = {
+    "a": "dgx-a100",
+    "h100": "dgx-h100",
+    "h200": "dgx-h200",
+    "b200": "dgx-b200",
+    "b300": "dgx-b300",
+    "gb200": "gb200-nvl72",
+    "gb300": "gb300-nvl72",
+}
+RACK, OF_A_RACK = 72, 64
+"""GPUs of an NVL72, and how many of each of several a job takes: groups are powers of two."""
 RATES = {
     "800Gb/s per node": "@100Gbps",
     "400Gb/s per node": "@50Gbps",
@@ -302,30 +315,48 @@ MIXTURES = {
 """Models with experts by their names in Megatron-Bridge's tables."""
 
 
+CURRENT = ("FP8", "FP8-CS", "FP8 (see note)", "FP8-CS (FP8-MX)")
+BLOCKS = ("MXFP8", "FP8-MX")
+"""Precisions of Megatron-Bridge's tables: scales of the tensor at hand, and of blocks of 32 numbers."""
+
+
+def _float8(row: Record) -> str | None:
+    """Scales of blocks cost what delayed ones do: one kernel reads a tensor once and writes it along and transposed."""
+    return "current" if row["precision"] in CURRENT else "delayed" if row["precision"] in BLOCKS else None
+
+
+def _scales(row: Record) -> list[str]:
+    """In what `_float8` departs."""
+    if row["precision"] in BLOCKS:
+        return ["float8 scales of the micro-batch before, not of blocks (MXFP8), which are a byte more in 32"]
+    return [UNPUBLISHED] if row["precision"] in ("FP8", "FP8 (see note)") else []
+
+
 def _mixture(row: Record, model: str) -> tuple[dict[str, object], tuple[str, ...]]:
     """As in Megatron-Bridge's scripts/performance/configs, v0.2.1 to v0.4.0: routers draw experts, equally likely."""
     interleaved = row["vp"].isdecimal() and int(row["vp"]) > 1
     if interleaved and int(row["pp"]) < 3:
         raise _Cannot(TWO)
     departures = ["no loss balances the experts, who get equally many tokens"]
-    if row["precision"] in ("FP8", "FP8 (see note)"):
-        departures.append(UNPUBLISHED)
+    departures += _scales(row)
     drop, gpt_oss = "tokendrop" in row["model"], model == "gpt-oss-120b"
     if gpt_oss:
         departures.append("attention sees the whole sequence in all layers, not 128 words in every other")
         departures.append("attention has no sinks, and activations no bound")
     elif model == "qwen3-235b-a22b" and row["gpu"] == "DGX-H100":
         departures.append("exchanges of tokens do not overlap with another micro-batch (moe_a2a_overlap)")
-    if (model == "qwen3-30b-a3b" and not drop) or (
-        gpt_oss and "26.04" in row["framework"] and row["gpu"] == "DGX-B200"
+    rack = row["gpu"].startswith("DGX-GB")
+    if (
+        rack
+        or (model == "qwen3-30b-a3b" and not drop)
+        or (gpt_oss and "26.04" in row["framework"] and row["gpu"] == "DGX-B200")
     ):
         departures.append("tokens are exchanged by NCCL, not by HybridEP")
     spread = row["ep"]
     if gpt_oss and "25.11" in row["framework"] and row["gpu"] == "DGX-B200":
         spread = "64"
         departures.append("64 ranks share the experts, as in the recipe of its release (v0.2.1), not 8 as in its table")
-    float8 = None if row["precision"] == "BF16" else "current"
-    options = _modern(row, model, float8, "bf16", ep=spread, drop=drop)
+    options = _modern(row, model, _float8(row), "bf16", ep=spread, drop=drop)
     options |= {"recompute": "activations" if gpt_oss else None, "overlap-gather": True}
     options |= {"ends-count": row["pp"] != "1" and model == "qwen3-235b-a22b"}
     return options, tuple(departures)
@@ -343,22 +374,18 @@ def _mbridge(row: Record) -> Run:
         raise _Cannot("megatron.py has no such model")
     if row["parallelism"] != "Pre-Training Performance":
         raise _Cannot("not pre-training")
-    if row["precision"] not in ("BF16", "FP8", "FP8-CS", "FP8 (see note)", "FP8-CS (FP8-MX)"):
-        raise _Cannot(f"{row['precision']}: megatron.py has no scales of blocks")
+    if row["precision"] not in ("BF16", *CURRENT, *BLOCKS):
+        raise _Cannot(f"{row['precision']}: no GPU here multiplies in 4 bits")
     if row["fsdp_or_zero"] not in ("", "0"):
         raise _Cannot("Megatron's own FSDP")
     if name in MIXTURES:
         return "megatron.py", *_mixture(row, MIXTURES[name])
     size = row["model"].rpartition("_")[2].lower()
-    departures = []
-    if row["precision"] in ("FP8", "FP8 (see note)"):
-        departures.append(UNPUBLISHED)
     uneven = size == "405b" and 126 % (int(row["pp"]) * int(row["vp"]))
-    float8 = None if row["precision"] == "BF16" else "current"
     return (
         "megatron.py",
-        _modern(row, f"llama3-{size}", float8, "bf16", **{"ends-count": bool(uneven)}, **_nemo(row)),
-        tuple(departures),
+        _modern(row, f"llama3-{size}", _float8(row), "bf16", **{"ends-count": bool(uneven)}, **_nemo(row)),
+        tuple(_scales(row)),
     )
 
 
@@ -425,7 +452,12 @@ def _cluster(row: Record) -> str:
     gpu = GPUS[row["gpu"]]
     server = next(name for start, name in SERVERS.items() if gpu.startswith(start))
     routing = ",routing=adaptive" if row["interconnect"] in ADAPTIVE else ""
-    return f"{server}:{-(-int(row['n_gpus']) // 8)}{RATES.get(row['interconnect'], '')}{routing}"
+    ranks = int(row["n_gpus"])
+    if server.endswith("nvl72"):
+        racks = 1 if ranks <= RACK else -(-ranks // OF_A_RACK)
+        parts = (f"{RACK * rack}-{RACK * rack + OF_A_RACK - 1}" for rack in range(racks))
+        return f"{server}:{racks}{routing}" + (f",ranks={'+'.join(parts)}" if racks > 1 else "")
+    return f"{server}:{-(-ranks // 8)}{RATES.get(row['interconnect'], '')}{routing}"
 
 
 def _argv(options: Mapping[str, object]) -> tuple[str, ...]:
@@ -455,13 +487,15 @@ def _row(row: Record) -> Row:
     batch = int(str(options.get("global-batch") or row["global_batch"]))
     if row["interconnect"] in UNPUBLISHED_NETWORK and int(row["n_gpus"]) > 8:
         departures = (*departures, "the network between servers is not published: that of the preset")
+    if (cluster := _cluster(row)).startswith("gb") and int(row["n_gpus"]) > RACK:
+        departures = (*departures, f"how many GPUs of a rack take part is not published: {OF_A_RACK}")
     return Row(
         id=row["id"],
         family=row["family"],
         tier=row["tier"],
         model=row["model"],
         precision=row["precision"],
-        cluster=_cluster(row),
+        cluster=cluster,
         gpu=GPUS[row["gpu"]],
         ranks=int(row["n_gpus"]),
         script=script,

@@ -103,6 +103,28 @@ def test_a_report_writes_outcomes_only_if_some_have_changed(accuracy, two, tmp_p
     assert len(saved) == 1
 
 
+def test_what_was_measured_more_than_once_is_simulated_once(accuracy, two, tmp_path, monkeypatch):
+    rows, simulated = two[0], []
+    later = replace(rows[0], id="later", seconds=2 * rows[0].seconds)
+    last = replace(rows[1], id="last")
+    file = tmp_path / "kept.jsonl"
+    accuracy.kept.save({rows[0].id: outcome_of(rows[0])}, file)
+
+    def simulate_all(some, workers, seconds, keep=None):
+        for row in some:
+            simulated.append(row.id)
+            keep(outcome_of(row))
+        return []
+
+    monkeypatch.setattr(accuracy, "simulate_all", simulate_all)
+    asked = argparse.Namespace(kept=file, minutes=1.0, quick=False, row=None, full=True, workers=1)
+    found, _ = accuracy.simulated(asked, [*rows, later, last])
+    assert len(simulated) == 1
+    assert accuracy.kept.load(file).keys() == found.keys()
+    assert found["later"].error == pytest.approx(-0.5)
+    assert found["last"].predicted == found[rows[1].id].predicted
+
+
 def test_outcomes_of_other_code_do_not_count_as_checked(accuracy, two):
     rows, stored = two
     known = {row.id: row for row in rows}

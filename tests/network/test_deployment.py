@@ -115,7 +115,19 @@ def test_between_powers_of_two_time_is_what_a_simulation_says() -> None:
         assert place.duration("all_reduce", size) == pytest.approx(place._exact("all_reduce", size), rel=5e-3)
 
 
-@pytest.mark.parametrize("text", ["dgx-a100:1", "dgx-h100:1", "dgx-h100:2", "dgx-h100:4", "dgx-v100:2", "dgx-b200:3"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dgx-a100:1",
+        "dgx-h100:1",
+        "dgx-h100:2",
+        "dgx-h100:4",
+        "dgx-v100:2",
+        "dgx-b200:3",
+        "gb200-nvl72:1",
+        "gb300-nvl72:2,ranks=0-63+72-135",
+    ],
+)
 @pytest.mark.parametrize("size", [1 << 12, 1 << 20, 1 << 24, 1 << 28])
 def test_simulating_nccl_on_an_idle_network_takes_as_long_as_its_model_says(text: str, size: int) -> None:
     place = cluster(f"{text},collective=nccl")

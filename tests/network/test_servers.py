@@ -49,6 +49,9 @@ def test_the_mesh_of_a_dgx_1_is_the_one_nvidia_smi_prints():
         ("dgx-h100", 450, 50),
         ("dgx-h200", 450, 50),
         ("dgx-b200", 900, 50),
+        ("dgx-b300", 900, 100),
+        ("gb200-nvl72", 900, 50),
+        ("gb300-nvl72", 900, 100),
         ("p3.16xlarge", 150, 3.125),
     ],
 )
@@ -66,16 +69,16 @@ def test_what_is_promised_is_there(name: str):
     server = preset(name)
     made = star(3, server=server)
     assert made.servers == 3
-    assert made.counts()["gpu"] == 3 * server.gpus == 24
+    assert made.counts()["gpu"] == 3 * server.gpus == 3 * (72 if "nvl72" in name else 8)
     assert made.counts()["nic"] == 3 * server.nics
-    assert len(made.between("s1.nic0", "switch")) == 1
+    assert len(made.between("s1.host0.nic0" if "nvl72" in name else "s1.nic0", "switch")) == 1
 
 
-@pytest.mark.parametrize("name", ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200"])
+@pytest.mark.parametrize("name", ["dgx-a100", "dgx-h100", "dgx-h200", "dgx-b200", "gb200-nvl72"])
 def test_gpus_of_a_server_meet_at_the_nvswitch_which_reduces_since_hopper(name: str):
     made = star(2, server=preset(name))
     assert made.nodes[made.node("s0.nvswitch")].reduces == (name != "dgx-a100")
-    for a, b in permutations(range(8), 2):
+    for a, b in permutations(range(8), 2):  # of two machines in a rack
         assert [names(made, way)[1:-1] for way in shortest(made, a, b)] == [["s0.nvswitch"]]
 
 
@@ -92,11 +95,14 @@ def test_bytes_leave_through_the_nearest_nic(name: str):
     server = preset(name)
     made = star(2, server=server)
     gpus_per_nic = server.gpus // server.nics
-    for a, b in ((0, 8), (3, 11), (5, 8), (7, 15)):
-        ways = shortest(made, a, b)
+    for a, b in ((0, 0), (3, 3), (5, 0), (7, 7)):
+        ways = shortest(made, a, server.gpus + b)
         assert len(ways) == 1
         nics = [node for node in names(made, ways[0]) if "nic" in node]
-        assert nics == [f"s0.nic{a // gpus_per_nic}", f"s1.nic{(b - 8) // gpus_per_nic}"]
+        if "nvl72" in name:
+            assert nics == [f"s0.host{a // 4}.nic{a % 4}", f"s1.host{b // 4}.nic{b % 4}"]
+        else:
+            assert nics == [f"s0.nic{a // gpus_per_nic}", f"s1.nic{b // gpus_per_nic}"]
 
 
 @pytest.mark.parametrize("server", [eflops_baseline, eflops])

@@ -189,7 +189,7 @@ def _settings(script: Sequence[str], where: Deployment, module: bool) -> RankSet
         module=module,
         device=where.device,
         world=len(where.members),
-        gpus=_per_server(where),
+        gpus=_per_host(where),
         store="",
     )
 
@@ -200,12 +200,13 @@ def _slow_ranks(where: Deployment) -> tuple[tuple[int, float], ...]:
     return tuple((rank, slowdown) for rank, slowdown in slowdowns if slowdown != 1)
 
 
-def _per_server(where: Deployment) -> int:
-    """Return the GPUs of a server; 1 where every rank is a host."""
+def _per_host(where: Deployment) -> int:
+    """Return the GPUs of a machine, as torchrun counts them; 1 where every rank is one."""
     nodes, ranks = where.topology.nodes, where.topology.ranks
-    counts = [len(list(alike)) for _, alike in groupby(where.members, lambda rank: nodes[ranks[rank]].server)]
-    if len({nodes[ranks[rank]].server for rank in where.members}) == 1:
-        return len(where.members)
+    hosts = [(nodes[ranks[rank]].server, nodes[ranks[rank]].host) for rank in where.members]
+    counts = [len(list(alike)) for _, alike in groupby(hosts)]
+    if len(set(hosts)) == 1:
+        return len(hosts)
     if len(set(counts[:-1])) > 1 or counts[-1] > counts[0]:
         raise ConfigError(
             "cluster",

@@ -113,7 +113,7 @@ def _number(text: str) -> int | float | str:
 
 _OWN = ("collective", "routing", "device", "ranks", "overhead", "step", "seed")
 # The GPU in each server known by name; a host is whatever `device` says.
-_GPU = re.compile(r"(?:dgx-|server=dgx-)([a-z]+[0-9]+)|(p3\.16xlarge)", re.IGNORECASE)
+_GPU = re.compile(r"(?:^|server=)(?:dgx-([a-z]+[0-9]+)|(gb[0-9]+)-nvl72|(p3\.16xlarge))", re.IGNORECASE)
 _EXAMPLES = "dgx-h100:16, 4x8xA100@100Gbps or H100; foretrain topology lists servers, foretrain catalog GPUs"
 _ANOTHER = "measure there, or name another cluster, e.g. star:16@100Gbps"
 _SINGLE = re.compile(r"(?:1[x×]){0,2}([A-Za-z][\w-]*)(?:@.*)?")
@@ -156,7 +156,7 @@ def _fields(own: dict[str, str], topology_text: str) -> dict[str, Any]:
         else:
             fields[key] = value
     if "device" not in fields and (found := _GPU.search(topology_text)):
-        fields["device"] = "V100" if found[2] else found[1].upper()
+        fields["device"] = "V100" if found[3] else (found[1] or found[2]).upper()
     if "device" in fields and fields["device"].upper() not in GPUS:
         device.preset(fields["device"])
     return fields

@@ -102,6 +102,17 @@ def test_a_rank_pays_for_its_own_part_of_parameters_on_the_host_and_says_so() ->
     assert 7 * mine < took * 10e9 < 24 * mine
 
 
+@on_gpus(cluster="gb200-nvl72:2,ranks=0-63+72-135")
+def test_a_rack_is_many_machines_to_a_script() -> None:
+    import os
+
+    told = os.environ
+    assert (told["WORLD_SIZE"], told["LOCAL_WORLD_SIZE"], told["GROUP_WORLD_SIZE"]) == ("128", "4", "32")
+    assert torch.cuda.device_count() == 4
+    assert torch.cuda.get_device_name() == "NVIDIA GB200"
+    dist.all_reduce(torch.ones(8, device="cuda"))
+
+
 @given(st.lists(st.text(), min_size=1).map(tuple), st.integers(1, 99), st.integers(1, 9), st.none() | st.integers(1))
 def test_settings_survive_encoding_and_fill_one_server_after_the_other(
     script: tuple[str, ...], world: int, gpus: int, steps: int | None

@@ -10,7 +10,7 @@ sockets is what NCCL reckons with (``src/graph/topo.h``: BDW_QPI_BW, AMD_ZEN12_B
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from foretrain.errors import ConfigError, unknown
@@ -20,6 +20,7 @@ from foretrain.network.servers.pcie import (
     PCIE3,
     PCIE4,
     PCIE5,
+    PCIE6,
     Host,
     PCIeTree,
     Server,
@@ -74,10 +75,43 @@ class NVSwitch(_NVLinkServer):
     def add(self, build: Builder, index: int) -> ServerPorts:
         """Add the tree, and ``s<index>.nvswitch``."""
         ports = self.tree.add(build, index)
-        switch = build.node(f"s{index}.nvswitch", "nvswitch", server=index, reduces=self.reduces)
-        for gpu in ports.ranks:
-            build.cable(gpu, switch, rate=self.nvlink, latency=NVLINK_LATENCY, metric=NVLINK)
+        self.add_switch(build, index, ports.ranks)
         return ports
+
+    def add_switch(self, build: Builder, index: int, gpus: Sequence[int]) -> None:
+        """Add the node that stands for all NVSwitches."""
+        switch = build.node(f"s{index}.nvswitch", "nvswitch", server=index, reduces=self.reduces)
+        for gpu in gpus:
+            build.cable(gpu, switch, rate=self.nvlink, latency=NVLINK_LATENCY, metric=NVLINK)
+
+
+@dataclass(frozen=True, slots=True)
+class NVLinkRack(NVSwitch):
+    """Rack of several machines whose GPUs share NVSwitches: one server to the network, with the NICs of all of them.
+
+    Attributes:
+        tree: GPUs, NICs and what is above them in one machine.
+        hosts: machines.
+    """
+
+    hosts: int = 18
+
+    @property
+    def gpus(self) -> int:
+        """Return the number of ranks in it."""
+        return self.hosts * self.tree.gpus
+
+    @property
+    def nics(self) -> int:
+        """Return the number of cables to the fabric."""
+        return self.hosts * self.tree.nics
+
+    def add(self, build: Builder, index: int) -> ServerPorts:
+        """Add the tree of each machine, ``s<index>.host0`` and so on, and ``s<index>.nvswitch``."""
+        ports = [self.tree.add_host(build, index, host, f"s{index}.host{host}") for host in range(self.hosts)]
+        ranks = tuple(rank for each in ports for rank in each.ranks)
+        self.add_switch(build, index, ranks)
+        return ServerPorts(ranks, tuple(nic for each in ports for nic in each.nics))
 
 
 HYBRID_CUBE_MESH: Mapping[tuple[int, int], int] = {
@@ -116,7 +150,7 @@ class NVLinkMesh(_NVLinkServer):
         return ports
 
 
-__all__ = ["SERVERS", "Host", "NVLinkMesh", "NVSwitch", "PCIeTree", "Server", "ServerPorts", "preset"]
+__all__ = ["SERVERS", "Host", "NVLinkMesh", "NVLinkRack", "NVSwitch", "PCIeTree", "Server", "ServerPorts", "preset"]
 
 _GB = 1e9
 
@@ -158,6 +192,35 @@ _SERVERS: dict[str, Server] = {
         PCIeTree(
             sockets=2, switches=8, ports=1, gpus_per_port=1, nics_per_port=1,
             lanes=PCIE5, port=50 * _GB, peer=40 * _GB, memory=358.4 * _GB,
+        ),
+        900 * _GB,
+        reduces=True,
+    ),
+    # DGX B300: NVLink 5; ConnectX-8 at 800 Gb/s beside each GPU on PCIe 6.0; 2 × Xeon 6776P, eight channels of
+    # DDR5-6400.
+    "dgx-b300": NVSwitch(
+        PCIeTree(
+            sockets=2, switches=8, ports=1, gpus_per_port=1, nics_per_port=1,
+            lanes=PCIE6, port=100 * _GB, peer=40 * _GB, memory=409.6 * _GB,
+        ),
+        900 * _GB,
+        reduces=True,
+    ),
+    # GB200 NVL72: 18 machines with two Grace CPUs, 512 GB/s of LPDDR5X each, and four GPUs; NVLink 5 joins all 72.
+    # Beside each GPU a ConnectX-7 at 400 Gb/s. GPUs hang on Grace by NVLink-C2C, which is faster than the NICs' PCIe.
+    "gb200-nvl72": NVLinkRack(
+        PCIeTree(
+            sockets=2, switches=4, ports=1, gpus_per_port=1, nics_per_port=1,
+            lanes=PCIE5, port=50 * _GB, peer=40 * _GB, memory=512 * _GB,
+        ),
+        900 * _GB,
+        reduces=True,
+    ),
+    # GB300 NVL72: the same with ConnectX-8 at 800 Gb/s on PCIe 6.0.
+    "gb300-nvl72": NVLinkRack(
+        PCIeTree(
+            sockets=2, switches=4, ports=1, gpus_per_port=1, nics_per_port=1,
+            lanes=PCIE6, port=100 * _GB, peer=40 * _GB, memory=512 * _GB,
         ),
         900 * _GB,
         reduces=True,

@@ -106,9 +106,10 @@ class Host:
 _PAYLOAD = 256 / (256 + 24)
 """Part of a PCIe link that is payload: 256 bytes a packet, and 24 of framing, sequence number, header, checksum."""
 _GEN3 = 8e9 * 16 * (128 / 130) / 8 * _PAYLOAD
-PCIE3, PCIE4, PCIE5 = _GEN3, 2 * _GEN3, 4 * _GEN3
-"""Payload, bytes/s, of 16 lanes in one direction: 8, 16 or 32 GT/s a lane, 128b/130b coding (PCIe base
-specifications): 14.4, 28.8, 57.6 GB/s. Flow control costs a little more; copies that are measured get 0.9 of this."""
+PCIE3, PCIE4, PCIE5, PCIE6 = _GEN3, 2 * _GEN3, 4 * _GEN3, 8 * _GEN3
+"""Payload, bytes/s, of 16 lanes in one direction: 8, 16, 32 or 64 GT/s a lane, 128b/130b coding (PCIe base
+specifications), or what 6.0 has in place of it and loses as much by: 14.4, 28.8, 57.6, 115 GB/s. Flow control costs a
+little more; copies that are measured get 0.9 of this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +166,11 @@ class PCIeTree:
 
     def add(self, build: Builder, index: int) -> ServerPorts:
         """Add ``s<index>.gpu0`` … ``.nic0`` … ``.pcie0`` … ``.root0`` … ``.memory0`` … ``.storage``."""
-        name = f"s{index}"
-        gpus = [build.node(f"{name}.gpu{i}", "gpu", server=index) for i in range(self.gpus)]
+        return self.add_host(build, index, 0, f"s{index}")
+
+    def add_host(self, build: Builder, index: int, host: int, name: str) -> ServerPorts:
+        """Add the same as a machine of a server, with names that begin with ``name``."""
+        gpus = [build.node(f"{name}.gpu{i}", "gpu", server=index, host=host) for i in range(self.gpus)]
         nics = [build.node(f"{name}.nic{i}", "nic", server=index) for i in range(self.nics)]
         roots = self._roots(build, name, index)
         for nic in nics[len(nics) - self.shared :]:

@@ -190,7 +190,7 @@ Row: TypeAlias = dict[str, Any]  # Any: what a file holds is checked key by key 
 
 _NODE = {
     "name": str, "kind": str, "server": int, "tier": int,
-    "forwards": bool, "reduces": bool, "bundle": str, "slowdown": float,
+    "forwards": bool, "reduces": bool, "bundle": str, "slowdown": float, "host": int,
 }  # fmt: skip
 _ENDS = {"between": list, "from": str, "to": str}
 _LINK = {"rate": str, "latency": str, "metric": int, "up": bool, "background": str}
@@ -299,7 +299,7 @@ def node_rows(topology: Topology) -> Iterator[Row]:
         row: Row = {"name": node.name, "kind": node.kind}
         if node.forwards != (node.kind not in ENDS):
             row["forwards"] = node.forwards
-        for key in ("server", "tier", "reduces", "bundle", "slowdown"):
+        for key in ("server", "host", "tier", "reduces", "bundle", "slowdown"):
             if (value := getattr(node, key)) != getattr(usual, key):
                 row[key] = value
         yield row

@@ -42,12 +42,13 @@ class Node:
     Attributes:
         name: unique in its topology.
         kind: what it is.
-        server: index of the server it is in, -1 for what stands between servers.
+        server: index of the server it is in, -1 for what stands between servers; a rack that NVLink joins is one.
         tier: its height in a drawing and among switches: 0 for ranks, 1 for what they are plugged into, and so on.
         forwards: whether it passes on what is not for it. GPUs and hosts do not, but in a torus.
         reduces: whether it can sum what passes through it (NVLS, SHARP, SwitchML).
         bundle: switches with the same non-empty bundle are interchangeable: per-packet spraying loads them equally.
         slowdown: how many times longer its computation takes than that of its kind: 1.2 for a 20 % straggler.
+        host: number of the machine that it is in among those of its server, of which only such a rack has several.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Node:
     reduces: bool = False
     bundle: str = ""
     slowdown: float = 1.0
+    host: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -227,10 +229,11 @@ class Builder:
         reduces: bool = False,
         bundle: str = "",
         slowdown: float = 1.0,
+        host: int = 0,
     ) -> int:
         """Add a node and return its index. It ``forwards`` unless it is a host, GPU, memory or storage."""
         passes = kind not in ENDS if forwards is None else forwards
-        self.nodes.append(Node(name, kind, server, tier, passes, reduces, bundle, slowdown))
+        self.nodes.append(Node(name, kind, server, tier, passes, reduces, bundle, slowdown, host))
         return len(self.nodes) - 1
 
     def link(
