@@ -142,6 +142,13 @@ def launching():
         return double(x)
 
     operator.register_fake(torch.empty_like)
+
+    @torch.library.triton_op("mylib::double_in_triton", mutates_args=())
+    def in_triton(x: torch.Tensor) -> torch.Tensor:
+        y = torch.empty_like(x)
+        torch.library.wrap_triton(double_kernel)[(x.numel() // 1024,)](x, y, x.numel(), BLOCK=1024)
+        return y
+
     torch.library.define("mylib::scan", "(Tensor x) -> Tensor")
     torch.library.register_fake("mylib::scan", torch.empty_like)
     mine = load_inline(
@@ -168,6 +175,9 @@ def launching():
     assert torch.compile(lambda x: x + 1)(weight[:4]).shape == (4,)  # by a compiler that does not look for Triton
     assert took("double", lambda: double(weight)).shape == weight.shape
     took("mylib::double", lambda: torch.ops.mylib.double(weight))
+    compiled = torch.compile(lambda x: in_triton(x).sum())
+    compiled(weight[:4096])
+    took("in_triton", lambda: compiled(weight))
     took("mylib::scan", lambda: torch.ops.mylib.scan(weight))
     took("add", lambda: add_kernel[lambda given: (weight.numel() // given["BLOCK"],)](weight, weight.numel()))
     assert took("square", lambda: mine.square(weight, 1)).shape == weight.shape
@@ -194,6 +204,7 @@ def test_kernel_takes_the_time_of_its_bytes_or_what_a_file_says(tmp_path: Path) 
     assert times["mylib::double"] == times["mylib::scan"]
     for name in ("double", "mylib::double", "add", "square"):  # each reads the tensor and writes one
         assert times[name] == pytest.approx(2 * bytes_once, rel=0.1)
+    assert times["in_triton"] == pytest.approx(3 * bytes_once, rel=0.1)  # the sum reads it once more
     assert times["scale"] == pytest.approx(bytes_once, rel=0.1)
     told = " ".join((plain.out + plain.err).split())
     assert ("triton is not installed: a stand-in" in told) == (importlib.util.find_spec("triton") is None)

@@ -2,6 +2,8 @@
 
 Which tensors a kernel reads and writes is read from its source: it loads and stores by pointers that it computes from
 its arguments. Autotuning takes the first configuration, as all take equally long here.
+
+What ``torch.library.triton_op`` makes is an operator to `torch.compile`, which would look for kernels inside to inline.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ from foretrain.live.device.custom_kernels import launch
 
 
 def install() -> None:
-    """Change Triton, where it is installed, when it is imported."""
+    """Change Triton, where it is installed, and what PyTorch makes of its kernels, when they are imported."""
     change_after_import(
         {
             "triton.runtime.jit": lambda module: put(module.JITFunction, run=_run),
             "triton.runtime.autotuner": lambda module: put(module.Autotuner, run=run_first_configuration),
             "triton.runtime.driver": _activate,
+            "torch._library.triton": lambda module: put(module, is_wrap_triton_enabled=lambda: False),
+            "torch._functorch.config": lambda module: put(module, decompose_custom_triton_ops=False),
         }
     )
 
