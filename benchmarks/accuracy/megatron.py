@@ -65,11 +65,14 @@ def options() -> argparse.Namespace:
     parser.add_argument("--stand-ins", action="store_true", help="autograd is given gradients besides those added up")
     parser.add_argument("--load", action="store_true", help="each stage loads each micro-batch from its host")
     parser.add_argument("--reproducible", action="store_true", help="initial values do not depend on the layout")
+    parser.add_argument("--first", type=int, help="micro-batches of the first step, which warms up; all by default")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = parser.parse_args()
     if args.vp > 1 and args.pp < 3:
         parser.error("--vp needs --pp of 3 or more: with two ranks, both neighbours are one, and messages would cross")
+    if args.first and args.first % args.pp:
+        parser.error("--first must be a multiple of --pp")
     if args.recompute == "activations" and not (args.model in SHAPES and SHAPES[args.model].mixture):
         parser.error("--recompute activations needs a model with experts")
     if args.ep * args.etp > 1 and not args.distributed_optimizer:
@@ -178,7 +181,7 @@ def main() -> None:
     scatter, overlap = args.distributed_optimizer, args.overlap_data
     kind = DTYPES[args.gradients or args.dtype]
     gradients = Gradients(
-        of_stages, tied, kind, replicas, micro_batches,
+        of_stages, tied, kind, replicas,
         scatter=scatter, overlap=overlap, first=pp.rank() == 0, experts=holders,
     )  # fmt: skip
     shared = (tp, pp, replicas) if scatter else (tp, pp)
@@ -214,10 +217,11 @@ def main() -> None:
     scaled = [one for layer in layers for one in (layer.scaled if isinstance(layer.scaled, list) else [layer.scaled])]
     meter = Meter(args.global_batch * args.sequence, talks=dist.get_rank() == (args.pp - 1) * (world // args.pp))
     torch.manual_seed(3 + dist.get_rank())
-    for _ in range(args.steps):
-        gradients.zero()
+    for number in range(args.steps):
+        count = args.first if args.first and number == 0 else micro_batches
+        gradients.zero(count)
         steps = [lambda came, number, stage=stage: run(stage, came, number) for stage in stages]
-        loss = schedule(line, steps, micro_batches, optimizer.scale)
+        loss = schedule(line, steps, count, optimizer.scale)
         loss = torch.zeros((), device=device) if loss is None else loss
         gradients.finish()
         dist.all_reduce(loss, group=replicas)

@@ -105,14 +105,13 @@ class Gradients:
         uses: dict[nn.Parameter, int],
         dtype: torch.dtype,
         group: ProcessGroup,
-        micro_batches: int,
         *,
         scatter: bool,
         overlap: bool,
         first: bool,
         experts: ProcessGroup | None = None,
     ) -> None:
-        self.scatter, self.overlap, self.micro_batches = scatter, overlap, micro_batches
+        self.scatter, self.overlap = scatter, overlap
         self.buckets: list[Bucket] = []
         kinds = [(False, group)] if experts is None else [(False, group), (True, experts)]
         for number, parameters in reversed(list(enumerate(stages))):
@@ -128,7 +127,7 @@ class Gradients:
                         held = []
                 if held:
                     self.buckets.append(Bucket(held, dtype, ranks, group.size()))
-        self._expected = [sum(uses.get(p, 1) for p in bucket.parameters) * micro_batches for bucket in self.buckets]
+        self._expected = [sum(uses.get(p, 1) for p in bucket.parameters) for bucket in self.buckets]
         self._missing = list(self._expected)
         for number, bucket in enumerate(self.buckets):
             for p in bucket.parameters:
@@ -151,8 +150,9 @@ class Gradients:
 
         return arrived
 
-    def zero(self) -> None:
-        self._missing = list(self._expected)
+    def zero(self, micro_batches: int) -> None:
+        """Begins a step of so many micro-batches."""
+        self._missing = [each * micro_batches for each in self._expected]
         for bucket in self.buckets:
             bucket.gradients.zero_()
 

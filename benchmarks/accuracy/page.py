@@ -91,9 +91,9 @@ products.
 
 cuDNN's attention has no table of its own: of a GPU's attention kernels only the best is measured. cuDNN's, that of
 FlashAttention-2, the memory-efficient one and that in Triton are charged at estimated shares of its rate. A script is
-charged for the kernel that it names, or else that PyTorch 2.13 chooses; which one an earlier PyTorch chose is not published. Earlier versions of foretrain
-forecast runs on H100 with PyTorch 2.5 or later too long, and older ones not. That PyTorch had changed kernels is the
-likely reason, but it is not verified.
+charged for the kernel that it names, or else that PyTorch 2.13 chooses; which one an earlier PyTorch chose is not
+published. Earlier versions of foretrain forecast runs on H100 with PyTorch 2.5 or later too long, and older ones not.
+That PyTorch had changed kernels is the likely reason, but it is not verified.
 
 {layouts}
 
