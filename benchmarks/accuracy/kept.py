@@ -135,9 +135,9 @@ def checked(found: Iterable[Outcome], rows: Mapping[str, Row]) -> int:
 
 
 def current(rows: Sequence[Row], kept: Mapping[str, Outcome]) -> dict[str, Outcome]:
-    """The kept outcomes of ``rows`` whose commands are what they were, with their measurements of now."""
+    """The kept outcomes of ``rows`` whose commands are what they were, with their measurements and stacks' names of now."""
     return {
-        row.id: replace(kept[row.id], measured=row.seconds, memory_measured=row.memory)
+        row.id: replace(kept[row.id], stack=stack_of(row), measured=row.seconds, memory_measured=row.memory)
         for row in rows
         if row.id in kept and kept[row.id].command == command_digest(row)
     }

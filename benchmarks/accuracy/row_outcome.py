@@ -41,7 +41,7 @@ STACKS = {
     "vtrain-multi": "megatron-deepspeed",
     "korthikanti22": "megatron",
     "dgxc": "nemo",
-    "mbridge": "nemo",
+    "mbridge": "megatron-bridge",
     "simumax-b200": "megatron",
     "neusight": "neusight",
 }

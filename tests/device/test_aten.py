@@ -68,6 +68,24 @@ def test_attention_of_all_kernels():
     assert work("aten::_flash_attention_forward", arguments, ()) == expected
 
 
+def test_attention_to_a_window():
+    query, key = tensor(2, 512, 32, 128), tensor(2, 512, 8, 128)
+    arguments = (query, key, key, None, None, 512, 512, 0.0, True, False, None)
+    whole = Attention(2, 32, 8, 512, 512, 128)
+    for window in ((None, None), (-1, 0), (None, 0)):
+        assert work("aten::_flash_attention_forward", (*arguments, *window), ()) == whole
+    near = work("aten::_flash_attention_forward", (*arguments, 127, 0), ())
+    assert near == Attention(2, 32, 8, 512, 512, 128, window=128)
+    assert near.flops == 4 * 2 * 32 * 128 * (128 * 129 // 2 + 384 * 128)
+    assert Attention(2, 32, 8, 512, 512, 128, window=512).flops == whole.flops
+    around = (*arguments[:8], False, False, None, 64, 64)
+    assert work("aten::_flash_attention_forward", around, ()).flops == 4 * 2 * 32 * 128 * 512 * 129
+    backward = (query, query, key, key, query, None, None, None, 512, 512, 0.0, True, None, None, None, 127, 0)
+    assert work("aten::_flash_attention_backward", backward, ()) == Attention(
+        2, 32, 8, 512, 512, 128, backward=True, window=128
+    )
+
+
 def test_arithmetic_of_attention():
     full = Attention(2, 32, 8, 512, 512, 128, causal=False)
     assert full.flops == 4 * 2 * 32 * 512 * 512 * 128

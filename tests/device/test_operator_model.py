@@ -130,12 +130,13 @@ def test_no_product_is_free_or_faster_than_the_peak(name, m, n, k, batch, dtype)
     causal=st.booleans(),
     backward=st.booleans(),
     algorithm=st.sampled_from(("flash", "cudnn", "efficient", "triton", "best")),
+    window=st.sampled_from((0, 128)),
 )
 @settings(max_examples=40, deadline=None)
 def test_no_attention_is_free_or_faster_than_the_peak(
-    name, batch, heads, length, keys, size, causal, backward, algorithm
+    name, batch, heads, length, keys, size, causal, backward, algorithm, window
 ):
-    work = Attention(batch, *heads, length, keys, size, causal, "fp16", backward, algorithm)
+    work = Attention(batch, *heads, length, keys, size, causal, "fp16", backward, algorithm, window)
     found = MODELS[name].estimate(work)
     assert found.time > MICROSECOND
     assert work.flops / (found.time / SECOND) < rate(MODELS[name].device, "fp16").arithmetic.peak

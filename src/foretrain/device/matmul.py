@@ -71,6 +71,7 @@ class _Places(NamedTuple):
         causal: position of the flag, or of the efficient kernel's mask type, 0 for none.
         heads_first: ``(batch, heads, length, size)`` rather than ``(batch, length, heads, size)``.
         packed: position of the sequences' bounds, and after those of keys of the greatest lengths.
+        window: position of how many keys before its own a query sees, and then of how many after it.
     """
 
     query: int
@@ -78,13 +79,14 @@ class _Places(NamedTuple):
     algorithm: Algorithm
     heads_first: bool = True
     packed: int | None = None
+    window: int | None = None
 
 
 _ATTENTION = {
     "_scaled_dot_product_flash_attention": _Places(0, 4, "flash"),
     "_scaled_dot_product_flash_attention_backward": _Places(1, 11, "flash"),
-    "_flash_attention_forward": _Places(0, 8, "flash", False, 3),
-    "_flash_attention_backward": _Places(1, 11, "flash", False, 6),
+    "_flash_attention_forward": _Places(0, 8, "flash", False, 3, 11),
+    "_flash_attention_backward": _Places(1, 11, "flash", False, 6, 15),
     "_scaled_dot_product_efficient_attention": _Places(0, 6, "efficient"),
     "_scaled_dot_product_efficient_attention_backward": _Places(1, 11, "efficient"),
     "_efficient_attention_forward": _Places(0, 9, "efficient", False, 4),
@@ -115,9 +117,19 @@ def _attention(places: _Places, backward: bool) -> Rule:
         else:
             batch, queries, heads, size = query.shape
             shape = (batch, heads, key.shape[-2], queries, key.shape[-3], size)
-        return Attention(*shape, causal, dtype, backward, places.algorithm)
+        return Attention(*shape, causal, dtype, backward, places.algorithm, _window(arguments, places, causal))
 
     return rule
+
+
+def _window(arguments: Values, places: _Places, causal: bool) -> int:
+    """Return how many keys a query sees; 0 for all."""
+    if places.window is None or len(arguments) <= places.window + 1:
+        return 0
+    before, after = arguments[places.window : places.window + 2]
+    after = 0 if causal else after
+    unbounded = any(side is None or side < 0 for side in (before, after))
+    return 0 if unbounded else before + 1 + after
 
 
 def _winograd(weight: Meta, stride: Values, dilation: Values, groups: int) -> bool:

@@ -21,6 +21,7 @@ FLOP/s that do not count masked products:
   423, 521, 579, 602 from 1k on.
 - *Backward*: 0.68, 0.75, 0.80, 0.85, 0.87 and 0.87 of the forward pass's FLOP/s from 512 to 16k; both kernels alike.
 - *Heads*: 473/616 with 64 numbers in place of 128 on Hopper, 299/335 with FlashAttention-2.
+- *Windows*: as efficient as unmasked attention to as many keys; an estimate.
 """
 
 from __future__ import annotations
@@ -141,21 +142,24 @@ def attention_seconds(
     computed, arithmetic = rate(device, work.dtype)
     if device.measured_as is None or computed not in ("fp16", "bf16", "fp8") or not work.flops:
         compute = work.flops / (arithmetic.achieved("gemm") * WITHOUT_TABLE * kernel_share(device, work))
-        compute /= backward_share(work.keys) if work.backward else 1.0
+        compute /= backward_share(work.seen) if work.backward else 1.0
         return max(compute, work.moved / (ACHIEVED_BANDWIDTH * device.bandwidth)) + KERNEL_OVERHEAD, 0.25, "modelled"
     from foretrain.device import table
 
     measured = table.attention(device.measured_as)
     length = round(math.sqrt(work.queries * work.keys)) * (1 if work.causal else 2)
+    if work.seen < work.keys:
+        length = min(length, 2 * work.seen)
     shape = (work.batch, length, work.heads, work.kv_heads)
     share = kernel_share(device, work) * head_share(device, work)
-    plain = work.causal and work.queries == work.keys and not work.backward and share == 1.0 and computed != "fp8"
+    plain = work.causal and work.queries == work.keys == work.seen and not work.backward
+    plain = plain and share == 1.0 and computed != "fp8"
     source = preset(device.measured_as)
     if plain and twins(device, source) and (seconds := measured.measured(*shape)) is not None:
         return seconds, 0.02, "measured"
     near = measured.near(shape, rate(source, "bf16").arithmetic.peak, source.bandwidth)
     share *= 1.0 if work.causal else UNMASKED_GAIN
-    share *= backward_share(work.keys) if work.backward else 1.0
+    share *= backward_share(work.seen) if work.backward else 1.0
     roof = max(work.flops / arithmetic.peak / share, work.moved / device.bandwidth) + KERNEL_OVERHEAD
     known = plain and near.distance < _FAR
     sigma = math.hypot(0.04 if known else 0.12, near.spread)

@@ -57,6 +57,7 @@ class Attention:
 
     Attributes:
         causal: query i sees the keys up to i only.
+        window: how many keys a query sees at most, those around it; 0 for all.
         backward: the gradients of queries, keys and values instead of the result.
     """
 
@@ -70,14 +71,18 @@ class Attention:
     dtype: Format = "bf16"
     backward: bool = False
     algorithm: Algorithm = "flash"
+    window: int = 0
+
+    @property
+    def seen(self) -> int:
+        """Return how many keys a query sees at most."""
+        return min(self.window or self.keys, self.keys)
 
     @property
     def flops(self) -> int:
         """Return the operations of two products forward and five backward, masked ones left out."""
-        short = min(self.queries, self.keys)
-        pairs = (
-            short * (short + 1) // 2 + (self.queries - short) * self.keys if self.causal else self.queries * self.keys
-        )
+        rising = min(self.queries, self.seen) if self.causal else 0  # queries that see one key more each
+        pairs = rising * (rising + 1) // 2 + (self.queries - rising) * self.seen
         return (10 if self.backward else 4) * self.batch * self.heads * pairs * self.head_dim
 
     @property

@@ -297,6 +297,9 @@ def test_libraries_that_are_not_installed_have_stand_ins() -> None:
     heads_first = [one.transpose(1, 2) for one in (q, k, k)]
     plain, _ = took(lambda: nn.functional.scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=True))
     assert flash == plain  # as measured
+    near, out = took(lambda: flash_attn_func(q, k, k, causal=True, window_size=(255, 0)))
+    assert near < flash / 4  # of 2,048 keys in the mean a query sees 256
+    assert took(lambda: out.sum().backward())[0] < 1.5 * flash  # to all keys it takes over twice the forward pass
     in_triton, out = took(lambda: flash_attn_triton.flash_attn_func(q, q, q, None, True))
     backward, _ = took(lambda: out.sum().backward())
     assert 1.2 * flash < in_triton < backward / 2  # half of FlashAttention-2's rate backward, which has 2.5 times to do

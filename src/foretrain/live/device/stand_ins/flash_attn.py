@@ -1,7 +1,4 @@
-"""FlashAttention 2 on PyTorch's own kernel of it, so that it takes the time that attention is measured to take.
-
-A window is charged as if all keys before a query were seen: the measured kernels have none.
-"""
+"""FlashAttention 2 on PyTorch's own kernel of it, so that it takes the time that attention is measured to take."""
 
 from __future__ import annotations
 
@@ -32,7 +29,8 @@ def flash_attn_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """Attend; return ``(batch, length, heads, width)``."""
-    return _attend(q, k, v, None, None, q.shape[1], k.shape[1], dropout_p, causal, softmax_scale, return_attn_probs)
+    bounds = None, None, q.shape[1], k.shape[1]
+    return _attend(q, k, v, *bounds, dropout_p, causal, softmax_scale, window_size, return_attn_probs)
 
 
 def flash_attn_qkvpacked_func(qkv: Tensor, *args: Any, **named: Any) -> Any:
@@ -67,7 +65,7 @@ def flash_attn_varlen_func(
 ) -> Any:
     """Attend within sequences that begin at ``cu_seqlens``; return ``(positions, heads, width)``."""
     bounds = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-    return _attend(q, k, v, *bounds, dropout_p, causal, softmax_scale, return_attn_probs)
+    return _attend(q, k, v, *bounds, dropout_p, causal, softmax_scale, window_size, return_attn_probs)
 
 
 def flash_attn_varlen_qkvpacked_func(qkv: Tensor, cu_seqlens: Tensor, max_seqlen: int, *args: Any, **named: Any) -> Any:
@@ -108,12 +106,17 @@ def _attend(
     dropout: float,
     causal: bool,
     scale: float | None,
+    window: tuple[int, int],
     statistics: bool,
 ) -> Any:
     if q.dtype not in (torch.float16, torch.bfloat16):
         raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
+    before, after = (None if side < 0 else side for side in window)
     attended, logsumexp, *_ = torch.ops.aten._flash_attention_forward(
-        q, k, v, bounds_q, bounds_k, longest_q, longest_k, dropout, causal, False, scale=scale
+        *(q, k, v, bounds_q, bounds_k, longest_q, longest_k, dropout, causal, False),
+        scale=scale,
+        window_size_left=before,
+        window_size_right=after,
     )
     return (attended, logsumexp, None) if statistics else attended
 
