@@ -2,6 +2,8 @@
 
 import importlib.util
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,6 +89,8 @@ def liger_cross_entropy_kernel(X_ptr, Y_ptr, loss_ptr, columns, BLOCK: tl.conste
 """Kernels with the names of Liger's, and as it reads and writes."""
 WITH_LIGER = """
 import json
+import os
+import sys
 
 import torch
 from liger_kernel.ops.cross_entropy import liger_cross_entropy_kernel
@@ -440,6 +444,16 @@ def test_stand_ins_are_chosen_by_name_in_processes_that_the_script_spawns_too(tm
     script.write_text(SPAWNING, encoding="utf-8")
     out = simulate(ONE, script, options=("--stand-ins", "apex,triton")).out
     assert "here [True, False, True] there [True, False, True]" in out
+
+
+def test_installed_packages_do_without_apex_wherever_they_lie(tmp_path: Path) -> None:
+    packages = tmp_path / "packages"  # as pip install --target makes it
+    (packages / "fast-1.0.dist-info").mkdir(parents=True)
+    (packages / "fast.py").write_text("from importlib.util import find_spec\nfound = find_spec('apex') is not None\n")
+    script = tmp_path / "script.py"
+    script.write_text("import fast\nprint('package', fast.found)\nimport apex\n" + STEP)
+    out = simulate(ONE, script, environment={"PYTHONPATH": os.pathsep.join([str(packages), *sys.path])}).out
+    assert "package False" in out
 
 
 @pytest.mark.parametrize("loads", [False, True])

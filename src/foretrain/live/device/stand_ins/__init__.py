@@ -14,8 +14,8 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from email.message import Message
 from importlib.machinery import ModuleSpec
@@ -45,7 +45,8 @@ _OPTIONAL = frozenset({"apex", *_EXTENSIONS, "transformer_engine"})
 _TORCH = str(Path(torch.__file__).parent)
 _installed: list[_Finder] = []
 """The finder of this process, if it has one."""
-_INSTALLED = tuple({sysconfig.get_paths()[name] for name in ("purelib", "platlib")})
+_INSTALLED: list[str] = []
+"""Folders of packages that pip has installed, also by ``--user`` or ``--target``."""
 
 
 def install(chosen: Sequence[str], tell: Callable[[str], None]) -> None:
@@ -58,6 +59,7 @@ def install(chosen: Sequence[str], tell: Callable[[str], None]) -> None:
     if _installed:
         _installed[0].tell_again(tell)
         return
+    _INSTALLED[:] = sorted({str(folder) + os.sep for folder in map(Path, sys.path) if any(folder.glob("*.dist-info"))})
     extensions = [name for name, library in _EXTENSIONS.items() if library in chosen]
     absent = [name for name in (*chosen, *extensions) if importlib.util.find_spec(name) is None]
     if "triton" in absent:
@@ -168,7 +170,7 @@ def _hidden(library: str) -> bool:
         file = frame.f_code.co_filename
         if not file.startswith("<frozen importlib") and "importlib" not in Path(file).parts:
             inside = (_TORCH,) if library == "triton" else _INSTALLED if library in _OPTIONAL else ()
-            return file.startswith(inside) if inside else False
+            return file.startswith(tuple(inside))
         frame = frame.f_back
     return False
 
