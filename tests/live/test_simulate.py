@@ -187,6 +187,19 @@ def test_script_without_a_step_has_no_forecast() -> None:
     assert "without a step of an optimizer" in ended.err
 
 
+def test_backward_passes_are_steps_of_a_script_that_updates_by_hand() -> None:
+    def script() -> None:
+        weight = nn.Parameter(torch.ones(1024, 1024, device="cuda"))
+        for _ in range(8):
+            weight.grad = None
+            (weight @ weight).sum().backward()
+            weight.data.add_(weight.grad, alpha=-0.1)  # no optim
+
+    ended = simulate("H100", script, options=("--steps", 4))
+    assert len(ended.numbers["ranks"][0]["steps"]) == 4
+    assert "the script has no optimizer of torch.optim: each backward pass is taken for a step" in ended.out
+
+
 def test_host_that_takes_longer_than_its_gpus_sets_the_pace() -> None:
     def told(host: str) -> dict[str, float]:
         ended = simulate("H100", "train.py", "--steps", 3, options=("--host", host))

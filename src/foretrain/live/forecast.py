@@ -250,8 +250,8 @@ def forecast_of(
     stepless = [rank for rank, rank_trace in rank_traces.items() if not rank_trace.steps]
     if len(stepless) == len(rank_traces):
         raise ForetrainError(
-            "the script has ended without a step of an optimizer of torch.optim, so there is no iteration to forecast; "
-            "see whether it trains at all, and for at least one step"
+            "the script has ended without a step of an optimizer of torch.optim, or three backward passes without "
+            "one, so there is no iteration to forecast; see whether it trains at all, and for at least one step"
         )
     checkpoints = tuple(_checkpoints(rank_traces, members))
     saving = frozenset(checkpoint.step + 1 for checkpoint in checkpoints)

@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import partial
+from functools import partial, wraps
 from types import ModuleType
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -56,6 +56,11 @@ _STEPS_READ = 1_000
 """Steps of a script without --steps that read such a value before it is warned that it may never end."""
 _FLOATING = ("Float", "Half", "Double")
 """Parts of the names of floating dtypes, e.g. of BFloat16 and Float8_e4m3fn."""
+
+_BY_HAND = 0
+"""In the place of an optimizer's id, where a script has none."""
+_TRIALS = 2
+"""Backward passes that a script may make before its first optimizer, and that are no steps."""
 
 Place: TypeAlias = tuple[str, int]
 """A file and its line."""
@@ -211,8 +216,9 @@ def _scheduled(device: ModuleType, settings: RankSettings) -> AbstractContextMan
 class _Steps:
     """Notes every step of the optimizer, and ends the script after the last wanted.
 
-    Where a script has several optimizers, the first that makes its n-th step makes the script's. What is launched from
-    one step to the next, and which memory is for what, is known here as well.
+    Where a script has several optimizers, the first that makes its n-th step makes the script's. While it has made
+    none, it updates parameters by hand, and each backward pass counts as a step. What is launched from one step to the
+    next, and which memory is for what, is known here as well.
     """
 
     expects_whole_steps = False
@@ -236,9 +242,44 @@ class _Steps:
         self._before: dict[str, Any] = device.counts()
         self._before_update: Sequence[int] = ()
         self._updates: Counter[int] = Counter()
+        self._by_hand, self._passes, self._passes_by_hand = True, 0, 0
         self.done = 0
         register_optimizer_step_pre_hook(self._steps)
         register_optimizer_step_post_hook(self._stepped)
+        self._watch_backward()
+
+    def _watch_backward(self) -> None:
+        make, backward = Optimizer.__init__, torch.autograd.backward
+
+        @wraps(make)
+        def made(*arguments: Any, **named: Any) -> None:
+            self._by_hand = False
+            make(*arguments, **named)
+
+        @wraps(backward)
+        def passed(*arguments: Any, **named: Any) -> None:
+            self._passes += 1
+            try:
+                backward(*arguments, **named)
+            finally:
+                self._passes -= 1
+            if self._by_hand and not self._passes:  # reentrant checkpoints have passes within passes
+                self._passed()
+
+        put(Optimizer, __init__=made)
+        put(torch.autograd, backward=passed)
+
+    def _passed(self) -> None:
+        """Count a backward pass as a step, but for the first: they may only try the model."""
+        device = self._device
+        self._passes_by_hand += 1
+        if self._passes_by_hand <= _TRIALS:
+            return
+        if not self.done:
+            text = "the script has no optimizer of torch.optim: each backward pass is taken for a step"
+            device.note(device.WARNING, 0, 0, text.encode())
+        if not device.capturing():
+            self._made_one(_BY_HAND)
 
     def _steps(self, optimizer: Optimizer, *_: Any) -> None:
         if self.done == self._wanted:  # a bare except of the script has kept it from ending
