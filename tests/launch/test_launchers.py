@@ -1,44 +1,80 @@
-"""Launchers are recognised by their command lines, and other programs are not."""
+"""What launchers would start, read from their command lines."""
+
+import shlex
+from pathlib import Path
 
 import pytest
 
-from foretrain.errors import ConfigError
-from foretrain.launch import check_no_interpreter, launched
+pytest.importorskip("torch")
+
+from foretrain.launch.launchers import Started, started, with_local_rank
+from tests.live.command import simulate
+
+RANK = "${local_rank}"
 
 
 @pytest.mark.parametrize(
-    ("line", "name", "script"),
+    ("line", "script", "module"),
     [
-        ("torchrun --nproc-per-node 8 train.py --lr 1", "torchrun", "train.py --lr 1"),
-        ("OMP_NUM_THREADS=1 /usr/bin/torchrun train.py", "torchrun", "train.py"),
-        ("python3.11 -m torch.distributed.run --nnodes 2 a/train.py x", "torch.distributed.run", "a/train.py x"),
-        ("accelerate launch --multi_gpu train.py", "accelerate", "train.py"),
-        ("deepspeed --num_gpus 8 train.py --deepspeed", "deepspeed", "train.py --deepspeed"),
-        ("torchrun -m torchtitan.train", "torchrun", ""),
-        ("cd jobs && OMP_NUM_THREADS=1 torchrun train.py", "torchrun", "train.py"),
-        ("echo now; timeout 20 torchrun train.py", "torchrun", "train.py"),
-        ("python -u -m torch.distributed.run train.py", "torch.distributed.run", "train.py"),
+        ("python3 -u train.py --lr 1", "train.py --lr 1", False),
+        ("/usr/bin/python -m pkg.train --lr 1", "pkg.train --lr 1", True),
+        ("torchrun --nproc_per_node 8 --nnodes=2 train.py --lr 1", "train.py --lr 1", False),
+        ("torchrun --nproc-per-node=8 -m pkg.train --lr 1", "pkg.train --lr 1", True),
+        ("torchrun --no-python python train.py", "train.py", False),
+        ("python -m torch.distributed.run --standalone train.py -m 3", "train.py -m 3", False),
+        ("python -m torch.distributed.launch train.py x", f"train.py '--local-rank={RANK}' x", False),
+        ("python -m torch.distributed.launch --use_env train.py x", "train.py x", False),
+        ("deepspeed --num_gpus 8 train.py --deepspeed", f"train.py '--local_rank={RANK}' --deepspeed", False),
+        ("deepspeed --no_local_rank --module pkg.train x", "pkg.train x", True),
     ],
 )
-def test_launcher_and_its_script_are_recognised(line: str, name: str, script: str) -> None:
-    found = launched(line.split())
+def test_script_of_a_launcher(line: str, script: str, module: bool) -> None:
+    found = started(shlex.split(line))
     assert found is not None
-    assert (found.name, found.script) == (name, script)
-    assert f"foretrain search -- {script or 'train.py'}" in str(found.refusal("script", "search"))
+    assert (found.script, found.module) == (shlex.split(script), module)
+    assert with_local_rank([f"--local_rank={RANK}", "x"], "3") == ["--local_rank=3", "x"]
 
 
-@pytest.mark.parametrize(
-    "line", ["", "git log torchrun", "python train.py torchrun", "accelerate config", "ls", "echo a && ls torchrun"]
-)
-def test_other_commands_are_none(line: str) -> None:
-    assert launched(line.split()) is None
+@pytest.mark.parametrize("line", ["train.py", "mpirun -n 8 train.py", "python -c pass", "deepspeed --help", "python"])
+def test_other_commands_start_nothing_that_is_known(line: str) -> None:
+    assert started(shlex.split(line)) is None
 
 
-@pytest.mark.parametrize("name", ["python", "python3.11", "/usr/bin/python3"])
-def test_an_interpreter_in_place_of_a_script_is_to_be_left_out(name: str) -> None:
-    with pytest.raises(ConfigError, match="leave it out"):
-        check_no_interpreter(name)
+CONFIG = """
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+fsdp_config:
+  fsdp_version: 2
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+mixed_precision: bf16
+num_machines: 4
+num_processes: 32
+"""
 
 
-def test_a_script_may_be_named_like_an_interpreter() -> None:
-    check_no_interpreter("pythonic.py")
+def test_accelerate_tells_its_script_what_its_configuration_says(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    (tmp_path / "fsdp.yaml").write_text(CONFIG, encoding="utf-8")
+    found = started(["accelerate", "launch", "--config_file", str(tmp_path / "fsdp.yaml"), "train.py", "--lr", "1"])
+    assert isinstance(found, Started)
+    assert (found.name, found.script, found.module) == ("accelerate launch", ["train.py", "--lr", "1"], False)
+    told = found.environment
+    assert (told["ACCELERATE_USE_FSDP"], told["FSDP_VERSION"]) == ("true", "2")
+    assert told["ACCELERATE_MIXED_PRECISION"] == "bf16"
+    zero = started(["accelerate", "launch", "--use_deepspeed", "--zero_stage", "3", "-m", "pkg.train"])
+    assert zero is not None
+    assert (zero.script, zero.module) == (["pkg.train"], True)
+    assert zero.environment["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "3"
+
+
+def test_simulated_script_gets_what_its_launcher_would_add(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys, torch\nprint(os.environ['RANK'], *sys.argv[1:])\n"
+        "weight = torch.nn.Parameter(torch.ones(4, device='cuda'))\n"
+        "weight.sum().backward()\ntorch.optim.SGD([weight]).step()\n"
+    )
+    line = ("-m", "torch.distributed.launch", "--nproc_per_node=4", script, "--lr", "1")
+    ended = simulate("dgx-h100:1", "python", *line, options=("--live", "2"))
+    assert sorted(ended.out.splitlines()[:2]) == ["0 --local-rank=0 --lr 1", "1 --local-rank=1 --lr 1"]
+    assert "torch.distributed.launch is read, not run: the cluster says which ranks there are" in ended.err

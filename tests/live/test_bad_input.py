@@ -77,10 +77,11 @@ def test_a_python_that_a_script_starts_is_told_to_have_no_gpu() -> None:
     ("arguments", "words"),
     [
         (
-            "-- torchrun --nproc-per-node 8 train.py --lr 1",
-            "'torchrun' starts processes .* simulate -- train.py --lr 1",
+            "-- mpirun -n 8 train.py --lr 1",
+            "'mpirun' starts processes .* simulate -- train.py --lr 1",
         ),
-        ("-- -m torch.distributed.run train.py", "'torch.distributed.run' starts processes"),
+        ("-- timeout 60 torchrun train.py", "'torchrun' starts processes"),
+        ("-- python -c pass", "'python' is the interpreter"),
         ("--stand-ins flash -- train.py", "stand_ins: 'flash' is unknown; did you mean 'flash_attn'"),
         ("--costs none.toml -- train.py", "costs: 'none.toml' cannot be read"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import tempfile
@@ -39,6 +40,7 @@ from foretrain.cli.progress import StdoutClosed, end_with_reader
 from foretrain.errors import ConfigError, unknown
 from foretrain.files import STDOUT, write_json
 from foretrain.launch import check_no_interpreter, launched
+from foretrain.launch.launchers import started
 from foretrain.units import SECOND, Time, format_time, parse_size, parse_time
 
 if TYPE_CHECKING:
@@ -185,7 +187,13 @@ def _stand_ins(text: str) -> tuple[str, ...]:
 
 def _start(options: SimulateOptions, script: Sequence[str]) -> None:
     script, module = script_of(script, options.module, _EXAMPLE)
-    if launcher := launched(["-m", *script] if module else script):
+    words = ["-m", *script] if module else script
+    if found := started(words):
+        script, module = list(found.script), found.module
+        os.environ.update(found.environment)
+        if found.name:
+            sys.stderr.write(f"foretrain: {found.name} is read, not run: the cluster says which ranks there are\n")
+    elif launcher := launched(words):
         raise launcher.refusal("script", "simulate")
     check_no_interpreter(script[0])
     _check(options)

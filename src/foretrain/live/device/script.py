@@ -19,6 +19,7 @@ from types import FrameType
 import torch
 from torch.distributed import DistBackendError
 
+from foretrain.launch.launchers import with_local_rank
 from foretrain.launch.worker import run_as_main
 from foretrain.live.device.process_groups import explain_store_timeout
 from foretrain.live.device.settings import RankSettings
@@ -53,7 +54,8 @@ def run(settings: RankSettings, rank: int) -> tuple[int, BaseException | None]:
     status, threads, failure = 0, True, None
     owner = os.getpid()
     try:
-        run_as_main(settings.script[0], settings.script[1:], module=settings.module)
+        arguments = with_local_rank(settings.script[1:], os.environ["LOCAL_RANK"])
+        run_as_main(settings.script[0], arguments, module=settings.module)
     except Enough:
         threads = False  # they may wait for an end of the script that never comes
     except Replaced:
