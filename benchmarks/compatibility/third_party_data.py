@@ -146,6 +146,31 @@ def images(folder: str, classes: int = 10, each: int = 80, size: int = 256, vali
                 Image.fromarray(noise).resize((size, size)).save(place / f"{number}.jpeg")
 
 
+def coco(folder: str, each: int = 64) -> None:
+    """Write pictures of noise with boxes, and polygons in them, as COCO's are."""
+    from PIL import Image  # pyright: ignore[reportMissingImports]
+
+    random = np.random.default_rng(1)
+    categories = [{"id": number, "name": str(number)} for number in range(1, 91)]
+    for split in ("train2017", "val2017"):
+        place = Path(folder, split)
+        place.mkdir(parents=True)
+        pictures, objects = [], []
+        for picture in range(each):
+            noise = random.integers(0, 256, (60, 80, 3), np.uint8)
+            Image.fromarray(noise).resize((640, 480)).save(place / f"{picture}.jpg")
+            pictures.append({"id": picture, "file_name": f"{picture}.jpg", "height": 480, "width": 640})
+            for x, y, width, height in random.integers(40, 240, (7, 4)).tolist():
+                corners = [x, y, x + width, y, x + width, y + height, x, y + height]
+                objects.append({
+                    "id": len(objects) + 1, "image_id": picture, "category_id": int(random.integers(1, 91)),
+                    "bbox": [x, y, width, height], "area": width * height, "iscrowd": 0, "segmentation": [corners],
+                })  # fmt: skip
+        Path(folder, "annotations").mkdir(exist_ok=True)
+        told = {"images": pictures, "annotations": objects, "categories": categories}
+        Path(folder, "annotations", f"instances_{split}.json").write_text(json.dumps(told), encoding="utf-8")
+
+
 def picotron(**asked: Any) -> None:
     """Write what picotron's ``create_config.py`` downloads and writes: weights, tokenizer, data, configuration.
 
@@ -210,6 +235,7 @@ KINDS = {
     "litgpt": litgpt,
     "accelerate": accelerate,
     "c4": c4,
+    "coco": coco,
     "gpt2": gpt2,
     "images": images,
     "picotron": picotron,

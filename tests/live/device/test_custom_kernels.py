@@ -456,20 +456,6 @@ def test_installed_packages_do_without_apex_wherever_they_lie(tmp_path: Path) ->
     assert "package False" in out
 
 
-@pytest.mark.parametrize("loads", [False, True])
-def test_torchvision_is_imported_even_if_its_extension_does_not_load(loads: bool, tmp_path: Path) -> None:
-    package = tmp_path / "torchvision"
-    package.mkdir()
-    schema = "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-    extension = f"import torch\nlibrary = torch.library.Library('torchvision', 'DEF')\nlibrary.define('{schema}')\n"
-    (package / "extension.py").write_text(f"{extension if loads else ''}def _has_ops(): return {loads}\n")
-    registered = "torch.library.register_fake('torchvision::nms')(lambda dets, scores, iou_threshold: dets)\n"
-    (package / "__init__.py").write_text("import torch\nfrom . import extension\n" + registered)
-    script = tmp_path / "script.py"
-    script.write_text("import torchvision\nprint('has', torchvision.extension._has_ops())\n" + STEP)
-    assert f"has {loads}" in simulate(ONE, script).out
-
-
 @on_gpus(says="bound registers operators in C++ (TORCH_LIBRARY)")
 def test_functions_of_an_extension_however_they_are_bound() -> None:
     import tempfile

@@ -9,10 +9,6 @@ Extensions that a script compiles by ``torch.utils.cpp_extension``: each functio
 for them, and nothing that could run what it makes. A function's signature in C++ tells what it returns: nothing, or a
 tensor, which is taken to be like the first that it is given. What is otherwise, a file of costs says
 (`foretrain.device.kernel_costs`). Extensions for CPUs are compiled and run as always.
-
-# Note [torchvision]
-PyPI's torchvision is built for PyTorch's CUDA build, and its extension does not load beside another. torchvision looks
-whether it has, but for two operators whose shapes it registers when it is imported: without them it would not be.
 """
 
 from __future__ import annotations
@@ -170,22 +166,6 @@ def install_extensions(costs: KernelCosts, warn: Callable[[str], None]) -> None:
         put(module, load=load, load_inline=load_inline)
 
     change_after_import({"torch.utils.cpp_extension": change})
-
-
-def install_torchvision() -> None:
-    """Let torchvision be imported without its extension; see Note [torchvision].
-
-    Functions of ``torchvision.ops`` that need the extension say so when they are called.
-    """
-
-    def change(module: ModuleType) -> None:
-        if not module._has_ops():
-            library = torch.library.Library("torchvision", "FRAGMENT")
-            for name in ("nms", "qnms"):
-                library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-            put(module, _declared=library)  # the operators live as long as it does
-
-    change_after_import({"torchvision.extension": change})
 
 
 def _extension(

@@ -43,6 +43,7 @@ from foretrain.live.device import (
     script,
     stand_ins,
     streams,
+    torchvision_operators,
     triton_kernels,
 )
 from foretrain.live.device.expert_loads import Routers
@@ -97,7 +98,7 @@ def activate(device: ModuleType, settings: RankSettings) -> None:
     _kept.append(replace_cuda_kernels(torch))
     operators.install_flex(device.has_values)
     _kept.append(custom_kernels.install())
-    custom_kernels.install_torchvision()
+    torchvision_operators.install()
     triton_kernels.install()
     represented.install_checkpoints(settings.folded)
     checkpoints.install(device)
