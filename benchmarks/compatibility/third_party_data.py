@@ -107,6 +107,49 @@ def gpt2(model: str) -> None:
     Path("accuracy/accuracy.py").write_text(_ACCURACY, encoding="utf-8")
 
 
+def chats(model: str, folder: str, splits: str = "train") -> None:
+    """Write what fine-tuning examples download: conversations, and a Qwen2 of 0.5B with its tokenizer."""
+    from transformers import AutoTokenizer, Qwen2Config
+
+    Path(folder).mkdir(parents=True)
+    random = np.random.default_rng(1)
+    for split in splits.split(","):
+        talks = (
+            {"messages": [{"role": role, "content": " ".join(random.choice(_WORDS, 100))} for role in ("user", "assistant")]}
+            for _ in range(1000)
+        )  # fmt: skip
+        Path(folder, f"{split}.jsonl").write_text("\n".join(map(json.dumps, talks)) + "\n", encoding="utf-8")
+    tokenizer(model)
+    _language_model(
+        model,
+        Qwen2Config(
+            hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
+            num_key_value_heads=2, tie_word_embeddings=True,
+        ),
+    )  # fmt: skip
+    made = AutoTokenizer.from_pretrained(model)
+    made.chat_template = _CHAT_TEMPLATE
+    made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    made.save_pretrained(model)
+
+
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + ' ' + message['content'] + '<|im_end|>' }}"
+    "{% endfor %}"
+)
+
+
+def wikitext(model: str) -> None:
+    """Write what DeepSpeed's first tutorial downloads: texts, and a tokenizer."""
+    folder = Path("wikitext")
+    for split in ("train", "test"):
+        texts(str(folder / split))
+    files = "\n".join(f"  - split: {split}\n    path: {split}/train.jsonl" for split in ("train", "test"))
+    about = f"---\nconfigs:\n- config_name: wikitext-2-v1\n  data_files:\n{files}\n---\n"
+    Path(folder, "README.md").write_text(about, encoding="utf-8")
+    tokenizer(model)
+
+
 _ACCURACY = """
 import datasets
 import evaluate
@@ -235,10 +278,12 @@ KINDS = {
     "litgpt": litgpt,
     "accelerate": accelerate,
     "c4": c4,
+    "chats": chats,
     "coco": coco,
     "gpt2": gpt2,
     "images": images,
     "picotron": picotron,
+    "wikitext": wikitext,
 }
 
 if __name__ == "__main__":

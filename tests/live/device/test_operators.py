@@ -317,3 +317,12 @@ def test_eight_bits_need_a_gpu_that_has_them(gpu: str, able: bool) -> None:
             torch._scaled_mm(left, left.t(), scale, scale, out_dtype=torch.bfloat16)
 
     simulate(gpu, script, able)
+
+
+@on_gpus(cluster="H100")
+def test_a_model_is_traced() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(8), nn.Upsample(scale_factor=2), nn.Flatten(), nn.Linear(8 * 64, 4)).cuda()
+    images = torch.rand(16, 8, 4, 4, device="cuda")
+    traced = torch.jit.trace(model, images, check_trace=False)
+    assert traced(images).shape == (16, 4)
+    traced(images).sum().backward()

@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -21,6 +22,13 @@ namespace torch::autograd {
 // Of graph_task.h, which brings the whole engine along.
 TORCH_API int get_current_graph_task_id();
 }  // namespace torch::autograd
+
+namespace torch::jit::tracer {
+// Of tracer.h, likewise.
+struct TracingState;
+TORCH_API const std::shared_ptr<TracingState>& getTracingState();
+TORCH_API void setTracingState(std::shared_ptr<TracingState> state);
+}  // namespace torch::jit::tracer
 
 namespace foretrain {
 namespace {
@@ -276,6 +284,21 @@ std::int64_t arithmetic() {
   };
   return in_tf32(at::Float32Op::MATMUL) | in_tf32(at::Float32Op::CONV) << 1;
 }
+
+// While it lives, torch.jit.trace sees nothing: shape functions in Python would get sizes that are tensors.
+class Untraced {
+ public:
+  Untraced() : state_(torch::jit::tracer::getTracingState()) {
+    if (state_) torch::jit::tracer::setTracingState(nullptr);
+  }
+  ~Untraced() {
+    if (state_) torch::jit::tracer::setTracingState(std::move(state_));
+  }
+  Untraced(const Untraced&) = delete;
+
+ private:
+  std::shared_ptr<torch::jit::tracer::TracingState> state_;
+};
 
 // The call under way: its operator and what is on the stack.
 class Call {
@@ -561,6 +584,7 @@ class Call {
     };
     {
       Shapes at_work;
+      Untraced untraced;
       for (std::size_t k = base_; k < stack_.size(); ++k) {
         map_tensors(stack_[k], meta_of);
         if (stack_[k].isDevice() && stack_[k].toDevice().is_cuda()) stack_[k] = c10::Device(c10::DeviceType::Meta);
