@@ -200,6 +200,21 @@ def test_backward_passes_are_steps_of_a_script_that_updates_by_hand() -> None:
     assert "the script has no optimizer of torch.optim: each backward pass is taken for a step" in ended.out
 
 
+def test_an_optimizer_called_for_each_group_of_parameters_makes_one_step() -> None:
+    def script() -> None:
+        weights = [nn.Parameter(torch.ones(1024, 1024, device="cuda")) for _ in range(3)]
+        optimizer = torch.optim.SGD([{"params": [weight]} for weight in weights], lr=0.1)
+        groups = optimizer.param_groups
+        for _ in range(4):
+            (weights[0] @ weights[1] @ weights[2]).sum().backward()
+            for group in groups:  # as DeepSpeed's ZeRO
+                optimizer.param_groups = [group]
+                optimizer.step()
+            optimizer.param_groups = groups
+
+    assert len(simulate("H100", script).numbers["ranks"][0]["steps"]) == 4
+
+
 def test_host_that_takes_longer_than_its_gpus_sets_the_pace() -> None:
     def told(host: str) -> dict[str, float]:
         ended = simulate("H100", "train.py", "--steps", 3, options=("--host", host))

@@ -58,8 +58,8 @@ _STEPS_READ = 1_000
 _FLOATING = ("Float", "Half", "Double")
 """Parts of the names of floating dtypes, e.g. of BFloat16 and Float8_e4m3fn."""
 
-_BY_HAND = 0
-"""In the place of an optimizer's id, where a script has none."""
+_NONE = 0
+"""In the place of the id of an optimizer, where a script has none, or of a parameter."""
 _TRIALS = 2
 """Backward passes that a script may make before its first optimizer, and that are no steps."""
 
@@ -217,9 +217,10 @@ def _scheduled(device: ModuleType, settings: RankSettings) -> AbstractContextMan
 class _Steps:
     """Notes every step of the optimizer, and ends the script after the last wanted.
 
-    Where a script has several optimizers, the first that makes its n-th step makes the script's. While it has made
-    none, it updates parameters by hand, and each backward pass counts as a step. What is launched from one step to the
-    next, and which memory is for what, is known here as well.
+    Where a script has several optimizers, the first that makes its n-th step makes the script's. An optimizer makes its
+    n-th when it updates a parameter for the n-th time: DeepSpeed's ZeRO calls it for each group of parameters. While a
+    script has made none, it updates parameters by hand, and each backward pass counts as a step. What is launched from
+    one step to the next, and which memory is for what, is known here as well.
     """
 
     expects_whole_steps = False
@@ -237,7 +238,8 @@ class _Steps:
     ) -> None:
         self._device, self._prices, self._wanted, self._watchdog = device, prices, wanted, watchdog
         self._host, self._routers = host, routers
-        self._made: dict[int, int] = {}
+        self._updated: dict[int, Counter[int]] = {}
+        self._updating: tuple[int, ...] = ()
         # By identity: a reference would keep a state that the script has dropped in memory.
         self._states: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._before: dict[str, Any] = device.counts()
@@ -280,7 +282,7 @@ class _Steps:
             text = "the script has no optimizer of torch.optim: each backward pass is taken for a step"
             device.note(device.WARNING, 0, 0, text.encode())
         if not device.capturing():
-            self._made_one(_BY_HAND)
+            self._made_one(_NONE, (_NONE,))
 
     def _steps(self, optimizer: Optimizer, *_: Any) -> None:
         if self.done == self._wanted:  # a bare except of the script has kept it from ending
@@ -288,6 +290,7 @@ class _Steps:
         device = self._device
         parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
         gradients = [tensor.grad for tensor in parameters if tensor.grad is not None]
+        self._updating = tuple(id(one) for one in parameters if one.grad is not None or not gradients) or (_NONE,)
         device.retag([local_part(tensor) for tensor in parameters], device.PARAMETER)
         device.retag([local_part(tensor) for tensor in gradients], device.GRADIENT)
         if self._states.get(optimizer) != id(optimizer.state):  # made by load_state_dict; others in step() itself
@@ -305,15 +308,17 @@ class _Steps:
         if self._host is not None:
             self._host.end()
         if not device.capturing():
-            self._made_one(id(optimizer))
-        elif not streams.after_replays(optimizer, partial(self._made_one, id(optimizer))):
+            self._made_one(id(optimizer), self._updating)
+        elif not streams.after_replays(optimizer, partial(self._made_one, id(optimizer), self._updating)):
             text = "a CUDA graph in which an optimizer makes several steps is taken for one step"
             device.note(device.WARNING, 0, 0, text.encode())
 
-    def _made_one(self, optimizer: int) -> None:
-        """Count another step of the optimizer with this id, which has been launched."""
+    def _made_one(self, optimizer: int, parameters: Sequence[int]) -> None:
+        """Count an update of these parameters, by their ids, by an optimizer, by its, which has been launched."""
         device = self._device
-        made = self._made[optimizer] = self._made.get(optimizer, 0) + 1
+        updated = self._updated.setdefault(optimizer, Counter())
+        updated.update(parameters)
+        made = max(map(updated.__getitem__, parameters))
         if made <= self.done:
             return
         self.done = made
