@@ -20,7 +20,8 @@ except NotImplementedError as error:
     print(error)
 features = torch.rand(2, 8, 50, 50, device="cuda", requires_grad=True)
 if hasattr(torch.ops.torchvision, "roi_align"):
-    print("pooled", *torch.ops.torchvision.roi_align(features, torch.rand(9, 5, device="cuda"), 1.0, 7, 7, 2, True).shape)
+    rois = torch.rand(9, 5, device="cuda")
+    print("pooled", *torch.ops.torchvision.roi_align(features, rois, 1.0, 7, 7, 2, True).shape)
 features.sum().backward()
 torch.optim.SGD([features]).step()
 """

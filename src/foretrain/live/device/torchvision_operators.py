@@ -1,8 +1,8 @@
 """Operators of torchvision: declared where its extension does not load, and non-maximum suppression on the GPU.
 
-PyPI's torchvision is built for PyTorch's CUDA build, and its extension does not load beside another. Shapes, derivatives
-and dtypes under autocast torchvision registers from Python, for operators that are there. So simulated GPUs need no more
-than their signatures. They do not compute on the host.
+PyPI's torchvision is built for PyTorch's CUDA build, and its extension does not load beside another. Shapes,
+derivatives and dtypes under autocast torchvision registers from Python, for operators that are there. So simulated GPUs
+need no more than their signatures. They do not compute on the host.
 
 How many boxes non-maximum suppression keeps depends on their values, so torchvision has no shape for it. As everywhere,
 a mask without values selects everything.
@@ -23,8 +23,8 @@ Tensor = torch.Tensor
 _POOLING = "Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width"
 _INPUT = "SymInt batch_size, SymInt channels, SymInt height, SymInt width"
 _CONVOLUTION = (
-    "Tensor input, Tensor weight, Tensor offset, Tensor mask, Tensor bias, SymInt stride_h, SymInt stride_w, SymInt pad_h,"
-    " SymInt pad_w, SymInt dilation_h, SymInt dilation_w, SymInt groups, SymInt offset_groups, bool use_mask"
+    "Tensor input, Tensor weight, Tensor offset, Tensor mask, Tensor bias, SymInt stride_h, SymInt stride_w, SymInt"
+    " pad_h, SymInt pad_w, SymInt dilation_h, SymInt dilation_w, SymInt groups, SymInt offset_groups, bool use_mask"
 )
 _GRADIENTS = "(Tensor, Tensor, Tensor, Tensor, Tensor)"
 _MAPPED = _POOLING.replace("rois,", "rois, Tensor channel_mapping,")
@@ -34,8 +34,8 @@ _SIGNATURES: Final = {
     "roi_align": f"(Tensor input, {_POOLING}, int sampling_ratio, bool aligned) -> Tensor",
     "_roi_align_backward": f"(Tensor grad, {_POOLING}, {_INPUT}, int sampling_ratio, bool aligned) -> Tensor",
     "qroi_align": "(Tensor input, Tensor rois, float input_scale, int input_zero_point, float rois_scale, int"
-    " rois_zero_point, float spatial_scale, SymInt pooled_height, SymInt pooled_width, int sampling_ratio, bool aligned)"
-    " -> Tensor",
+    " rois_zero_point, float spatial_scale, SymInt pooled_height, SymInt pooled_width, int sampling_ratio, bool"
+    " aligned) -> Tensor",
     "roi_pool": f"(Tensor input, {_POOLING}) -> (Tensor, Tensor)",
     "_roi_pool_backward": f"(Tensor grad, {_POOLING.replace('rois,', 'rois, Tensor argmax,')}, {_INPUT}) -> Tensor",
     "ps_roi_align": f"(Tensor input, {_POOLING}, int sampling_ratio) -> (Tensor, Tensor)",
