@@ -5,8 +5,11 @@ Values are random: simulated GPUs compute none. It writes into the working direc
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -107,18 +110,19 @@ def gpt2(model: str) -> None:
     Path("accuracy/accuracy.py").write_text(_ACCURACY, encoding="utf-8")
 
 
-def chats(model: str, folder: str, splits: str = "train") -> None:
+def chats(model: str, folder: str, splits: str = "train", talks: int = 6000) -> None:
     """Write what fine-tuning examples download: conversations, and a Qwen2 of 0.5B with its tokenizer."""
     from transformers import AutoTokenizer, Qwen2Config
 
     Path(folder).mkdir(parents=True)
     random = np.random.default_rng(1)
     for split in splits.split(","):
-        talks = (
-            {"messages": [{"role": role, "content": " ".join(random.choice(_WORDS, 100))} for role in ("user", "assistant")]}
-            for _ in range(1000)
-        )  # fmt: skip
-        Path(folder, f"{split}.jsonl").write_text("\n".join(map(json.dumps, talks)) + "\n", encoding="utf-8")
+        said = ([" ".join(random.choice(_WORDS, 100)) for _ in range(2)] for _ in range(talks))
+        lines = (
+            json.dumps({"messages": [{"role": "user", "content": one}, {"role": "assistant", "content": other}]})
+            for one, other in said
+        )
+        Path(folder, f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     tokenizer(model)
     _language_model(
         model,
@@ -214,6 +218,94 @@ def coco(folder: str, each: int = 64) -> None:
         Path(folder, "annotations", f"instances_{split}.json").write_text(json.dumps(told), encoding="utf-8")
 
 
+def autoencoder(folder: str) -> None:
+    """Write Stable Diffusion's autoencoder with random weights."""
+    _declare_suppression()
+    from diffusers import AutoencoderKL  # pyright: ignore[reportMissingImports]
+
+    AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 4, up_block_types=("UpDecoderBlock2D",) * 4,
+        block_out_channels=(128, 256, 512, 512), layers_per_block=2,
+    ).save_pretrained(folder)  # fmt: skip
+
+
+def _declare_suppression() -> None:
+    """Let torchvision be imported where its extension is built for another PyTorch, as a simulation does."""
+    import torch
+
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _declared.append(library)
+
+
+_declared: list[object] = []
+
+
+def hub(folder: str, repository: str) -> None:
+    """Write a repository without models where ``torch.hub`` looks before it downloads; ``folder`` is TORCH_HOME."""
+    place = Path(folder, "hub", f"{repository.replace('/', '_')}_main")
+    place.mkdir(parents=True)
+    (place / "hubconf.py").write_text("dependencies = ['torch']\n", encoding="utf-8")
+
+
+def mnist(folder: str) -> None:
+    """Write digits of noise, as torchvision's MNIST reads them."""
+    place = Path(folder, "MNIST/raw")
+    place.mkdir(parents=True)
+    random = np.random.default_rng(1)
+    for split, count in (("train", 6000), ("t10k", 1000)):
+        digits = np.array([2051, count, 28, 28], ">i4").tobytes() + random.bytes(count * 28 * 28)
+        (place / f"{split}-images-idx3-ubyte").write_bytes(digits)
+        labels = random.integers(0, 10, count, np.uint8).tobytes()
+        (place / f"{split}-labels-idx1-ubyte").write_bytes(np.array([2049, count], ">i4").tobytes() + labels)
+
+
+def captions(folder: str, name: str, shards: int = 8, each: int = 200) -> None:
+    """Write pictures of noise and their captions, as webdataset reads them."""
+    from PIL import Image  # pyright: ignore[reportMissingImports]
+
+    random = np.random.default_rng(1)
+    Path(folder).mkdir(parents=True)
+    for shard in range(shards):
+        with tarfile.open(Path(folder, f"{name}-{shard:04}.tar"), "w") as file:
+            for number in range(each):
+                picture = io.BytesIO()
+                noise = random.integers(0, 256, (32, 32, 3), np.uint8)
+                Image.fromarray(noise).resize((256, 256)).save(picture, "jpeg")
+                for kind, content in (("jpg", picture.getvalue()), ("txt", b"a picture of noise")):
+                    entry = tarfile.TarInfo(f"{shard:04}{number:05}.{kind}")
+                    entry.size = len(content)
+                    file.addfile(entry, io.BytesIO(content))
+
+
+def yolo(folder: str, config: str) -> None:
+    """Write what YOLOv5 downloads: 128 pictures with boxes beside the checkout, and a font."""
+    import matplotlib as mpl  # pyright: ignore[reportMissingImports]
+    from PIL import Image  # pyright: ignore[reportMissingImports]
+
+    random = np.random.default_rng(1)
+    pictures, labels = Path(folder, "images/train2017"), Path(folder, "labels/train2017")
+    for place in (pictures, labels, Path(config)):
+        place.mkdir(parents=True)
+    for number in range(128):
+        noise = random.integers(0, 256, (60, 80, 3), np.uint8)
+        Image.fromarray(noise).resize((640, 480)).save(pictures / f"{number}.jpg")
+        boxes = zip(random.integers(0, 80, 6), random.uniform(0.3, 0.5, (6, 4)), strict=True)
+        lines = (f"{kind} {' '.join(f'{value:.4f}' for value in box)}" for kind, box in boxes)
+        (labels / f"{number}.txt").write_text("\n".join(lines), encoding="utf-8")
+    shutil.copy(Path(mpl.get_data_path(), "fonts/ttf/DejaVuSans.ttf"), Path(config, "Arial.ttf"))
+
+
+def wikitext2(folder: str) -> None:
+    """Write the three texts of WikiText-2, of random words."""
+    random = np.random.default_rng(1)
+    words = [f"word{number}" for number in range(33278)]
+    for split in ("train", "valid", "test"):
+        lines = (" ".join(random.choice(words, 30)) for _ in range(4000))
+        Path(folder, f"{split}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def picotron(**asked: Any) -> None:
     """Write what picotron's ``create_config.py`` downloads and writes: weights, tokenizer, data, configuration.
 
@@ -273,17 +365,23 @@ def main(arguments: list[str]) -> None:
 
 
 KINDS = {
-    "nanogpt": nanogpt,
-    "fineweb": fineweb,
-    "litgpt": litgpt,
     "accelerate": accelerate,
+    "autoencoder": autoencoder,
     "c4": c4,
+    "captions": captions,
     "chats": chats,
     "coco": coco,
+    "fineweb": fineweb,
     "gpt2": gpt2,
+    "hub": hub,
     "images": images,
+    "litgpt": litgpt,
+    "mnist": mnist,
+    "nanogpt": nanogpt,
     "picotron": picotron,
     "wikitext": wikitext,
+    "wikitext2": wikitext2,
+    "yolo": yolo,
 }
 
 if __name__ == "__main__":

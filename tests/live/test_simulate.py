@@ -215,6 +215,14 @@ def test_an_optimizer_called_for_each_group_of_parameters_makes_one_step() -> No
     assert len(simulate("H100", script).numbers["ranks"][0]["steps"]) == 4
 
 
+def test_batch_norm_across_ranks_warns_of_nothing() -> None:
+    def script() -> None:
+        norm = nn.SyncBatchNorm(512).cuda()
+        norm(torch.rand(8, 512, 4, 4, device="cuda")).sum().backward()
+
+    assert "made up" not in simulate("dgx-h100:1", script).out
+
+
 def test_host_that_takes_longer_than_its_gpus_sets_the_pace() -> None:
     def told(host: str) -> dict[str, float]:
         ended = simulate("H100", "train.py", "--steps", 3, options=("--host", host))

@@ -29,6 +29,7 @@ LIBRARY = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(_HERE))) + os.sep
 _OURS = (_HERE, os.path.abspath(run_as_main.__code__.co_filename), "<frozen runpy>")
+_BATCH_NORM = os.path.join(LIBRARY, "nn/modules/_functions.py")
 _NUMBERED = re.compile(r"\b(GPU |cuda:|rank )\d+")
 """Numbers that differ between ranks that fail alike."""
 
@@ -152,6 +153,14 @@ def script_line() -> tuple[str, int]:
         if not frame.f_code.co_filename.startswith((LIBRARY, subprocess.__file__, *_OURS)):
             return frame.f_code.co_filename, frame.f_lineno
     return "?", 0
+
+
+def in_batch_norm() -> bool:
+    """Return whether the innermost frame that is not ours is one of PyTorch's ``SyncBatchNorm``."""
+    for frame in _frames():
+        if not frame.f_code.co_filename.startswith(_OURS):
+            return frame.f_code.co_filename == _BATCH_NORM
+    return False
 
 
 def _frames() -> Iterator[FrameType]:
