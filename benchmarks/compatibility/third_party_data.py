@@ -110,9 +110,10 @@ def gpt2(model: str) -> None:
     Path("accuracy/accuracy.py").write_text(_ACCURACY, encoding="utf-8")
 
 
-def chats(model: str, folder: str, splits: str = "train", talks: int = 6000) -> None:
-    """Write what fine-tuning examples download: conversations, and a Qwen2 of 0.5B with its tokenizer."""
-    from transformers import AutoTokenizer, Qwen2Config
+def chats(model: str, folder: str, splits: str = "train", talks: int = 1000) -> None:
+    """Write what fine-tuning examples download: conversations, and a Qwen2 of 0.5B with a tokenizer of bytes."""
+    from tokenizers.pre_tokenizers import ByteLevel
+    from transformers import Qwen2Config, Qwen2Tokenizer
 
     Path(folder).mkdir(parents=True)
     random = np.random.default_rng(1)
@@ -123,7 +124,6 @@ def chats(model: str, folder: str, splits: str = "train", talks: int = 6000) -> 
             for one, other in said
         )
         Path(folder, f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    tokenizer(model)
     _language_model(
         model,
         Qwen2Config(
@@ -131,7 +131,7 @@ def chats(model: str, folder: str, splits: str = "train", talks: int = 6000) -> 
             num_key_value_heads=2, tie_word_embeddings=True,
         ),
     )  # fmt: skip
-    made = AutoTokenizer.from_pretrained(model)
+    made = Qwen2Tokenizer(vocab={byte: number for number, byte in enumerate(sorted(ByteLevel.alphabet()))}, merges=[])
     made.chat_template = _CHAT_TEMPLATE
     made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     made.save_pretrained(model)
