@@ -171,6 +171,7 @@ class Accuracy(evaluate.Metric):
 
 def _language_model(folder: str, config: Any) -> None:
     """Write weights that nobody has initialized."""
+    _mend_torchvision()
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -220,7 +221,7 @@ def coco(folder: str, each: int = 64) -> None:
 
 def autoencoder(folder: str) -> None:
     """Write Stable Diffusion's autoencoder with random weights."""
-    _declare_suppression()
+    _mend_torchvision()
     from diffusers import AutoencoderKL  # pyright: ignore[reportMissingImports]
 
     AutoencoderKL(
@@ -229,14 +230,21 @@ def autoencoder(folder: str) -> None:
     ).save_pretrained(folder)  # fmt: skip
 
 
-def _declare_suppression() -> None:
+def _mend_torchvision() -> None:
     """Let torchvision be imported where its extension is built for another PyTorch, as a simulation does."""
     import torch
 
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _declared.append(library)
+    try:
+        import torchvision  # noqa: F401  # pyright: ignore[reportMissingImports]
+    except RuntimeError:  # an operator of its extension does not exist
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _declared.append(library)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+    except ImportError:
+        return
 
 
 _declared: list[object] = []

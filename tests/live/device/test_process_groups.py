@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -235,3 +236,32 @@ def test_process_of_a_fake_world_is_the_rank_that_it_says() -> None:
     assert "rank 11 stands for 0-15" in ended.err
     refused = simulate("dgx-h100:2", script, 11, options=("--live", "all"), status=1)
     assert "init_process_group rank: 11 is not this process's" in refused.err
+
+
+def test_ranks_of_mpi4py_are_those_of_the_job(tmp_path: Path) -> None:
+    package = tmp_path / "mpi4py"  # MPI need not be installed
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "MPI.py").write_text("COMM_WORLD = None\n")
+    script = tmp_path / "script.py"
+    script.write_text(MPI_SCRIPT)
+    ended = simulate("dgx-h100:1", script, options=("--live", 2))
+    assert sorted(ended.out.splitlines()[:2]) == ["0 8 first", "1 8 first"]
+
+
+MPI_SCRIPT = """
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+print(comm.Get_rank(), comm.size, comm.bcast("first" if comm.rank == 0 else None))
+try:
+    comm.Scatter
+except NotImplementedError as error:
+    assert "MPI.COMM_WORLD.Scatter is not simulated" in str(error)
+dist.init_process_group("nccl", rank=comm.rank, world_size=comm.size)
+weight = torch.nn.Parameter(torch.ones(1, device="cuda"))
+weight.sum().backward()
+torch.optim.SGD([weight]).step()
+"""

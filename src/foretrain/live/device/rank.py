@@ -33,6 +33,7 @@ from foretrain.live.device import (
     compiler,
     cuda,
     custom_kernels,
+    mpi,
     nvidia_smi,
     operator_cost,
     operators,
@@ -143,6 +144,7 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
         child_processes.install_spawn(settings, rank)
         custom_kernels.install_extensions(costs, warn)
     child_processes.install_data_loader(warn)
+    mpi.install(partial(process_groups.shared_store, settings.store, settings.folded))
     process_groups.expect(settings.world, rank, partial(_become, device) if settings.movable else None)
     child_processes.install_child_guard()
     child_processes.install_launcher_guard(warn)
