@@ -446,6 +446,25 @@ def test_stand_ins_are_chosen_by_name_in_processes_that_the_script_spawns_too(tm
     assert "here [True, False, True] there [True, False, True]" in out
 
 
+@on_gpus(cluster=ONE)
+def test_lamb_of_apex_reads_and_writes_what_the_library_does() -> None:
+    import time
+
+    from apex.optimizers import FusedLAMB
+
+    weights = [nn.Parameter(torch.ones(4096, 4096, device="cuda")) for _ in range(2)]
+    optimizer = FusedLAMB([{"params": weights, "weight_decay": 0.0}], lr=1e-3)
+    for _ in range(3):
+        (weights[0] @ weights[1]).sum().backward()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        optimizer.step()
+        torch.cuda.synchronize()
+        took = time.perf_counter() - begin
+    moved = 13 * 2 * 4096 * 4096 * 4
+    assert 0.5 < moved / took / 3.35e12 < 1
+
+
 def test_installed_packages_do_without_apex_wherever_they_lie(tmp_path: Path) -> None:
     packages = tmp_path / "packages"  # as pip install --target makes it
     (packages / "fast-1.0.dist-info").mkdir(parents=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
+from foretrain.live.device.custom_kernels import launch
 from foretrain.live.device.stand_ins import submodule
 
 
@@ -56,6 +57,47 @@ class FusedSGD(torch.optim.SGD):
         super().__init__(params, lr, momentum, dampening, weight_decay, nesterov, fused=True)
 
 
+class FusedLAMB(torch.optim.Optimizer):
+    """LAMB: two kernels for all parameters of a group, and norms of their gradients, values and updates."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        **_: Any,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update the parameters; the update takes the gradient's place in memory."""
+        loss = None if closure is None else closure()
+        for group in self.param_groups:
+            parameters = [one for one in group["params"] if one.grad is not None]
+            if not parameters:
+                continue
+            for one in parameters:
+                if not self.state[one]:
+                    self.state[one].update(exp_avg=torch.zeros_like(one), exp_avg_sq=torch.zeros_like(one))
+            gradients = [one.grad for one in parameters]
+            moments = [self.state[one][name] for one in parameters for name in ("exp_avg", "exp_avg_sq")]
+            torch._foreach_norm(gradients)
+            _launch("apex::multi_tensor_lamb_stage1", [*gradients, *moments], parameters)
+            torch._foreach_norm([*parameters, *gradients])
+            _launch("apex::multi_tensor_lamb_stage2", parameters, gradients)
+        return loss
+
+
+def _launch(name: str, updated: Sequence[torch.Tensor], read: Sequence[torch.Tensor]) -> None:
+    """Launch a kernel that reads all, and writes ``updated``."""
+    arguments = {f"tensor{place}": tensor for place, tensor in enumerate((*updated, *read))}
+    launch(name, arguments, arguments, list(arguments)[: len(updated)])
+
+
 class FusedLayerNorm(torch.nn.LayerNorm):
     """Layer norm."""
 
@@ -98,7 +140,7 @@ class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
         super().__init__(module, device_ids=[torch.cuda.current_device()])
 
 
-submodule(f"{__name__}.optimizers", FusedAdam, FusedSGD)
+submodule(f"{__name__}.optimizers", FusedAdam, FusedLAMB, FusedSGD)
 submodule(
     f"{__name__}.normalization",
     FusedLayerNorm,
