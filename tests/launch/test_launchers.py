@@ -40,6 +40,14 @@ def test_other_commands_start_nothing_that_is_known(line: str) -> None:
     assert started(shlex.split(line)) is None
 
 
+def test_variables_before_a_command_are_set() -> None:
+    for line in ("A=1 B='x y' python train.py C=2", "A=1 B='x y' train.py C=2"):
+        found = started(shlex.split(line))
+        assert found is not None
+        assert (found.script, found.environment) == (["train.py", "C=2"], {"A": "1", "B": "x y"})
+    assert started(["A=1", "mpirun", "-n", "8", "train.py"]) is started(["A=1"]) is None
+
+
 CONFIG = """
 compute_environment: LOCAL_MACHINE
 distributed_type: FSDP

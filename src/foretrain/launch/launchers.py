@@ -6,12 +6,16 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from foretrain.errors import ConfigError
+from foretrain.launch import launched
 
 _FLAG = re.compile(r"-[uBbdEIOsSvx]+")
 """Options of the interpreter that have no argument."""
+_SETTING = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+"""A variable before a command, as a shell takes it."""
 _LOCAL_RANK = "${local_rank}"
 """What torchrun replaces in a script's arguments by the rank's number on its server; so does a simulation."""
 
@@ -35,16 +39,29 @@ class Started:
 def started(words: Sequence[str]) -> Started | None:
     """Return what the command line of an interpreter or a launcher starts; None for other commands.
 
+    Variables may stand before either, and before a script.
+
     Raises:
         ConfigError: the launcher is not installed.
     """
+    settings = [*takewhile(_SETTING.fullmatch, words)]
+    rest = words[len(settings) :]
+    found = _started(rest) if rest else None
+    if not settings or not rest or (found is None and launched(rest)):
+        return found
+    found = found or Started("", rest)
+    given = dict(setting.split("=", 1) for setting in settings)
+    return replace(found, environment=given | dict(found.environment))
+
+
+def _started(words: Sequence[str]) -> Started | None:
     first, *rest = words
     name = os.path.basename(first)
     if re.fullmatch(r"python[0-9.]*", name):
         while rest and _FLAG.fullmatch(rest[0]):
             del rest[0]
         if rest[:1] == ["-m"]:
-            return started(rest) or Started("", rest[1:], module=True)
+            return _started(rest) or Started("", rest[1:], module=True)
         return Started("", rest) if rest and not rest[0].startswith("-") else None
     if first == "-m" and rest:
         name, *rest = rest
@@ -52,7 +69,7 @@ def started(words: Sequence[str]) -> Started | None:
         return _by_torchrun(name, rest)
     if name == "accelerate" and rest[:1] == ["launch"]:
         return _by_accelerate(rest[1:])
-    if name == "accelerate.commands.launch":
+    if name in ("accelerate-launch", "accelerate.commands.launch"):
         return _by_accelerate(rest)
     if name in ("deepspeed", "deepspeed.launcher.runner"):
         return _by_deepspeed(rest)
@@ -109,6 +126,6 @@ def _by_deepspeed(words: Sequence[str]) -> Started | None:
 def _read(name: str, asked: Any, flag: Sequence[str]) -> Started | None:
     """Return what a launcher that has torchrun's options starts, with ``flag`` as the first argument."""
     if asked.no_python:
-        inner = started([asked.training_script, *asked.training_script_args])
+        inner = _started([asked.training_script, *asked.training_script_args])
         return inner and replace(inner, name=name)
     return Started(name, [asked.training_script, *flag, *asked.training_script_args], bool(asked.module))
