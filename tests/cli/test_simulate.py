@@ -1,5 +1,7 @@
 import pytest
+from torch.distributed.run import get_args_parser
 
+from foretrain.cli.arguments import script_of
 from foretrain.cli.simulate import run_command
 from foretrain.errors import ConfigError
 
@@ -35,3 +37,9 @@ def test_a_curve_of_loads_that_nothing_would_show_is_refused():
     with pytest.raises(ConfigError, match="add --html") as error:
         run_command(["--experts-curve", "--", "train.py"])
     assert error.value.field == "experts_curve"
+
+
+@pytest.mark.parametrize("words", ["-m train -- --depth=4", "train.py -- -- b", "train.py --a -- b", "train.py"])
+def test_a_script_gets_the_arguments_that_torchrun_hands_on(words):
+    told = get_args_parser().parse_args(words.split())
+    assert script_of(words.split(), False, "") == ([told.training_script, *told.training_script_args], told.module)
