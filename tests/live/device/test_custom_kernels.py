@@ -528,3 +528,88 @@ def test_kernels_of_attention_that_could_be_used() -> None:
     assert asked(torch.bfloat16, device="cpu") == [False, False, False]
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         assert asked(torch.bfloat16) == [False, False, False]
+
+
+@on_gpus(cluster=ONE, says="flash_attn is not installed: a stand-in")
+def test_rings_and_other_libraries_call_the_kernels_of_flash_attention() -> None:
+    from flash_attn.flash_attn_interface import (
+        _flash_attn_varlen_backward,
+        _flash_attn_varlen_forward,
+        flash_attn_gpu,
+        flash_attn_with_kvcache,
+    )
+    from flash_attn.layers.rotary import RotaryEmbedding, apply_rotary_emb_func
+    from flash_attn.ops.activations import swiglu
+    from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
+
+    def took(call):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        made = call()
+        end.record()
+        end.synchronize()
+        return begin.elapsed_time(end), made
+
+    half = {"device": "cuda", "dtype": torch.bfloat16}
+    q, k, v = (torch.randn(1, 4096, heads, 128, **half) for heads in (32, 8, 8))
+    dense, (out, sums, _, state) = took(
+        lambda: flash_attn_gpu.fwd(q, k, v, None, None, 0.0, 0.1, True, -1, -1, 0.0, False, None)
+    )
+    assert (out.shape, sums.shape) == (q.shape, (1, 32, 4096))
+    buffers = [torch.empty_like(one) for one in (q, k, v)]
+    options = None, 0.0, 0.1, True, -1, -1, 0.0, False, None, state
+    back, made = took(lambda: flash_attn_gpu.bwd(out, q, k, v, out, sums, *buffers, *options))
+    assert made[0] is buffers[0]
+    assert 2 * dense < back < 5 * dense
+    rows, bounds = [one[0] for one in (q, k, v)], torch.tensor([0, 4096], dtype=torch.int32, device="cuda")
+    packed = bounds, bounds, 4096, 4096, 0.0, 0.1, True
+    out, sums, _, _ = _flash_attn_varlen_forward(*rows, *packed)
+    assert (out.shape, sums.shape) == (rows[0].shape, (32, 4096))
+    gradients = [torch.empty_like(one) for one in rows]
+    _flash_attn_varlen_backward(out, *rows, out, sums, *gradients, *packed, -1, -1, 0.0, None, False)
+    assert flash_attn_with_kvcache(q[:, :1], k, v).shape == (1, 1, 32, 128)
+
+    qkv = torch.randn(1, 4096, 3, 32, 128, **half, requires_grad=True)
+    rotary = RotaryEmbedding(128, device="cuda")
+    rotary(qkv).sum().backward()
+    assert qkv.grad.shape == qkv.shape
+    assert [one.shape for one in rotary(q, torch.stack((k, v), 2))] == [q.shape, (1, 4096, 2, 8, 128)]
+    assert apply_rotary_emb_func(q, rotary._cos_cached, rotary._sin_cached).shape == q.shape
+    assert swiglu(q, q).shape == q.shape
+    losses, _ = cross_entropy_loss(torch.randn(64, 512, **half), torch.zeros(64, dtype=torch.int64, device="cuda"))
+    assert losses.shape == (64,)
+
+
+@on_gpus(cluster=ONE, says="grouped_gemm is not installed: a stand-in")
+def test_grouped_gemm_multiplies_the_rows_of_each_expert() -> None:
+    from grouped_gemm import ops
+
+    half = {"device": "cuda", "dtype": torch.bfloat16, "requires_grad": True}
+    tokens, weights = torch.randn(1024, 256, **half), torch.randn(4, 256, 512, **half)
+    experts = torch.zeros(1024, 2, dtype=torch.int32, device="cuda")
+    rows, places = ops.permute(tokens, experts)
+    product = ops.gmm(rows, weights, torch.full((4,), 512), trans_b=False)
+    turned = ops.gmm(product, weights, torch.full((4,), 512), trans_b=True)
+    back = ops.unpermute(turned, places, torch.ones(1024, 2, device="cuda"))
+    assert (rows.shape, product.shape, back.shape) == ((2048, 256), (2048, 512), tokens.shape)
+    back.sum().backward()
+    assert (tokens.grad.shape, weights.grad.shape) == (tokens.shape, weights.shape)
+
+
+@on_gpus(cluster=ONE, says="triton is not installed: a stand-in")
+def test_a_library_makes_a_kernel_of_the_source_of_another() -> None:
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def double(x, y, n, block: tl.constexpr):
+        at = tl.program_id(0) * block + tl.arange(0, block)
+        tl.store(y + at, 2 * tl.load(x + at, mask=at < n), mask=at < n)
+
+    assert double.src.startswith("def double(x, y, n, block")
+    assert list(double.signature.parameters) == double.arg_names
+    made = {}
+    exec(double.src.replace("double", "treble"), {"tl": tl}, made)
+    treble = triton.jit(made["treble"])
+    x = torch.randn(1024, device="cuda")
+    treble[(1,)](x, torch.empty_like(x), 1024, block=1024)

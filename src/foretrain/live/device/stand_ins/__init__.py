@@ -34,6 +34,7 @@ VERSIONS = {
     "apex": "0.1",
     "deep_ep": "1.2.1",
     "flash_attn": "2.8.3",
+    "grouped_gemm": "1.1.4",
     "transformer_engine": "2.9.0",
     "triton": "3.7.0",
 }

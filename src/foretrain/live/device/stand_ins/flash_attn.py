@@ -109,16 +109,196 @@ def _attend(
     window: tuple[int, int],
     statistics: bool,
 ) -> Any:
+    bounds = bounds_q, bounds_k, longest_q, longest_k
+    attended, logsumexp, _ = _kernel(q, k, v, *bounds, dropout, causal, scale, window)
+    return (attended, logsumexp, None) if statistics else attended
+
+
+def _kernel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bounds_q: Tensor | None,
+    bounds_k: Tensor | None,
+    longest_q: int,
+    longest_k: int,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    window: tuple[int, int],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what was attended to, the logarithms of the sums, and the generator's state."""
     if q.dtype not in (torch.float16, torch.bfloat16):
         raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
+    given = q, k, v, bounds_q, bounds_k, longest_q, longest_k, dropout, causal, False
+    made = torch.ops.aten._flash_attention_forward(*given, scale=scale, **_sides(window))
+    return made[0], made[1], made[2]
+
+
+def _sides(window: tuple[int, int]) -> dict[str, int | None]:
     before, after = (None if side < 0 else side for side in window)
-    attended, logsumexp, *_ = torch.ops.aten._flash_attention_forward(
-        *(q, k, v, bounds_q, bounds_k, longest_q, longest_k, dropout, causal, False),
-        scale=scale,
-        window_size_left=before,
-        window_size_right=after,
-    )
-    return (attended, logsumexp, None) if statistics else attended
+    return {"window_size_left": before, "window_size_right": after}
+
+
+# The functions below are not FlashAttention's interface, but context parallelism in rings calls them; it reads their
+# parameters' names and defaults.
+
+
+def _flash_attn_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    return_softmax: bool,
+) -> tuple[Tensor, Tensor, None, Tensor]:
+    bounds, window = (None, None, q.shape[1], k.shape[1]), (window_size_left, window_size_right)
+    out, logsumexp, state = _kernel(q, k, v, *bounds, dropout_p, causal, softmax_scale, window)
+    return out, logsumexp, None, state
+
+
+def _flash_attn_varlen_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    return_softmax: bool = False,
+    block_table: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    zero_tensors: bool = False,
+) -> tuple[Tensor, Tensor, None, Tensor]:
+    bounds, window = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), (window_size_left, window_size_right)
+    out, logsumexp, state = _kernel(q, k, v, *bounds, dropout_p, causal, softmax_scale, window)
+    return out, logsumexp, None, state
+
+
+def _flash_attn_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    dq: Tensor | None,
+    dk: Tensor | None,
+    dv: Tensor | None,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    deterministic: bool,
+    rng_state: Tensor | None = None,
+) -> Tensor:
+    bounds, window = (None, None, q.shape[1], k.shape[1]), (window_size_left, window_size_right)
+    return _backward(dout, q, k, v, out, softmax_lse, *bounds, dropout_p, causal, softmax_scale, window, rng_state)
+
+
+def _flash_attn_varlen_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    dq: Tensor | None,
+    dk: Tensor | None,
+    dv: Tensor | None,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    deterministic: bool,
+    rng_state: Tensor | None = None,
+    zero_tensors: bool = False,
+) -> Tensor:
+    bounds, window = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), (window_size_left, window_size_right)
+    return _backward(dout, q, k, v, out, softmax_lse, *bounds, dropout_p, causal, softmax_scale, window, rng_state)
+
+
+def _backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    bounds_q: Tensor | None,
+    bounds_k: Tensor | None,
+    longest_q: int,
+    longest_k: int,
+    dropout: float,
+    causal: bool,
+    scale: float | None,
+    window: tuple[int, int],
+    state: Tensor | None,
+) -> Tensor:
+    """Launch the kernels; the gradients that they make are dropped, as the caller's have no values, either."""
+    state = q.new_empty(2, dtype=torch.int64) if state is None else state
+    given = dout, q, k, v, out, softmax_lse, bounds_q, bounds_k, longest_q, longest_k
+    torch.ops.aten._flash_attention_backward(*given, dropout, causal, state, state, scale=scale, **_sides(window))
+    return torch.empty_like(softmax_lse)
+
+
+class _Extension:
+    """The extension itself, `flash_attn_2_cuda`, which xFormers calls; what it does not name is left out."""
+
+    @staticmethod
+    def fwd(q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, alibi_slopes: Tensor | None, *rest: Any) -> Any:
+        dropout, scale, causal, before, after, *_ = rest
+        bounds = None, None, q.shape[1], k.shape[1]
+        made, logsumexp, state = _kernel(q, k, v, *bounds, dropout, causal, scale, (before, after))
+        return made, logsumexp, None, state
+
+    @staticmethod
+    def varlen_fwd(
+        q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, *rest: Any
+    ) -> Any:
+        _seqused, _leftpad, _blocks, _slopes, longest_q, longest_k, dropout, scale, _zero, *masks = rest
+        causal, before, after, *_ = masks
+        bounds = cu_seqlens_q, cu_seqlens_k, longest_q, longest_k
+        made, logsumexp, state = _kernel(q, k, v, *bounds, dropout, causal, scale, (before, after))
+        return made, logsumexp, None, state
+
+    @staticmethod
+    def bwd(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, *rest: Any) -> Any:
+        dq, dk, dv, _slopes, dropout, scale, causal, before, after, *_, state = rest
+        bounds = None, None, q.shape[1], k.shape[1]
+        sums = _backward(dout, q, k, v, out, softmax_lse, *bounds, dropout, causal, scale, (before, after), state)
+        return dq, dk, dv, sums
+
+    @staticmethod
+    def varlen_bwd(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, *rest: Any) -> Any:
+        dq, dk, dv, bounds_q, bounds_k, _slopes, longest_q, longest_k, dropout, scale, _zero, *masks, state = rest
+        causal, before, after, *_ = masks
+        bounds = bounds_q, bounds_k, longest_q, longest_k
+        sums = _backward(dout, q, k, v, out, softmax_lse, *bounds, dropout, causal, scale, (before, after), state)
+        return dq, dk, dv, sums
 
 
 def triton_flash_attn_func(
@@ -159,6 +339,83 @@ def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -
 def apply_rotary_emb(x: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any) -> Tensor:
     """Return ``x``, (batch, length, heads, width), rotated by its positions."""
     return fused("flash_attn::rotary", (x, cos, sin), Like(x))
+
+
+def apply_rotary_emb_qkv_(
+    qkv: Tensor,  # (batch, length, 3, heads, width)
+    cos: Tensor,
+    sin: Tensor,
+    *_: Any,
+    **__: Any,
+) -> Tensor:
+    """Rotate queries and keys in place."""
+    return fused("flash_attn::rotary", (qkv, cos, sin), Like(qkv))
+
+
+def apply_rotary_emb_kv_(kv: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Rotate the keys of ``(batch, length, 2, heads, width)`` in place."""
+    return fused("flash_attn::rotary", (kv, cos, sin), Like(kv))
+
+
+class RotaryEmbedding(torch.nn.Module):
+    """Rotates queries and keys by their positions; cosines and sines are kept for the longest sequence so far."""
+
+    def __init__(
+        self,
+        dim: int,
+        base: float = 10000.0,
+        interleaved: bool = False,
+        scale_base: float | None = None,
+        pos_idx_in_fp32: bool = True,
+        device: Any = None,
+    ) -> None:
+        super().__init__()
+        self.dim, self.base, self.interleaved, self.scale_base = dim, float(base), interleaved, scale_base
+        self.pos_idx_in_fp32 = pos_idx_in_fp32
+        self.register_buffer("inv_freq", self._compute_inv_freq(device), persistent=False)
+        self.scale = None
+        self._seq_len_cached = 0
+        self._cos_cached = self._sin_cached = None
+
+    def _compute_inv_freq(self, device: Any = None) -> Tensor:
+        return self.base ** -(torch.arange(0, self.dim, 2, device=device, dtype=torch.float32) / self.dim)
+
+    def _update_cos_sin_cache(self, seqlen: int, device: Any = None, dtype: Any = None) -> None:
+        kept = self._cos_cached
+        if kept is not None and seqlen <= self._seq_len_cached and (kept.device, kept.dtype) == (device, dtype):
+            return
+        self._seq_len_cached = seqlen
+        angles = torch.outer(torch.arange(seqlen, device=device, dtype=torch.float32), self.inv_freq.to(device))
+        self._cos_cached, self._sin_cached = angles.cos().to(dtype), angles.sin().to(dtype)
+
+    def forward(
+        self,
+        qkv: Tensor,  # (batch, length, 3, heads, width), or queries if keys and values are given apart
+        kv: Tensor | None = None,
+        seqlen_offset: int | Tensor = 0,
+        max_seqlen: int | None = None,
+        num_heads_q: int | None = None,
+    ) -> Any:
+        """Return what was given, rotated."""
+        offset = seqlen_offset if isinstance(seqlen_offset, int) else 0
+        self._update_cos_sin_cache(max_seqlen or qkv.shape[1] + offset, qkv.device, qkv.dtype)
+        assert self._cos_cached is not None
+        assert self._sin_cached is not None
+        angles = self._cos_cached[offset:], self._sin_cached[offset:]
+        if kv is None:
+            return apply_rotary_emb_qkv_(qkv, *angles)
+        return apply_rotary_emb(qkv, *angles), apply_rotary_emb_kv_(kv, *angles)
+
+
+def swiglu(x: Tensor, y: Tensor) -> Tensor:
+    """Return ``silu(x) * y``."""
+    return fused("flash_attn::swiglu", (x, y), Like(x))
+
+
+def cross_entropy_loss(logits: Tensor, labels: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+    """Return the losses of ``(rows, classes)`` for ``(rows,)``, and the z-losses, in one kernel."""
+    losses = Like(logits, (len(logits),), torch.float32)
+    return fused("flash_attn::cross_entropy", (logits, labels), losses, losses)
 
 
 def layer_norm_fn(
@@ -225,18 +482,30 @@ class CrossEntropyLoss(torch.nn.Module):
         return losses.sum() if self.reduction == "sum" else losses
 
 
-submodule(
-    f"{__name__}.flash_attn_interface",
+_ATTENTION = (
     flash_attn_func,
     flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func,
     flash_attn_varlen_func,
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
+    flash_attn_with_kvcache,
 )
 submodule(f"{__name__}.flash_attn_triton", flash_attn_func=triton_flash_attn_func)
+_OF_RINGS = _flash_attn_forward, _flash_attn_varlen_forward, _flash_attn_backward, _flash_attn_varlen_backward
+submodule(f"{__name__}.flash_attn_interface", *_ATTENTION, *_OF_RINGS, flash_attn_gpu=_Extension)
+submodule(f"{__name__}.modules.mha", *_ATTENTION)
 submodule(f"{__name__}.bert_padding", index_first_axis, index_put_first_axis, unpad_input, pad_input)
-submodule(f"{__name__}.layers.rotary", apply_rotary_emb)
+submodule(
+    f"{__name__}.layers.rotary",
+    RotaryEmbedding,
+    apply_rotary_emb,
+    apply_rotary_emb_kv_,
+    apply_rotary_emb_qkv_,
+    apply_rotary_emb_func=apply_rotary_emb,
+)
+submodule(f"{__name__}.ops.activations", swiglu)
 submodule(f"{__name__}.ops.rms_norm", RMSNorm, rms_norm)
+submodule(f"{__name__}.ops.triton.cross_entropy", cross_entropy_loss)
 submodule(f"{__name__}.ops.triton.layer_norm", RMSNorm, layer_norm_fn, rms_norm_fn)
 submodule(f"{__name__}.losses.cross_entropy", CrossEntropyLoss)

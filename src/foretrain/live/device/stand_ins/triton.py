@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import textwrap
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -51,6 +53,16 @@ class JITFunction(KernelInterface):
         self.fn = fn
         self.__name__, self.__doc__, self.__module__ = fn.__name__, fn.__doc__, fn.__module__
         self.arg_names = list(fn.__code__.co_varnames[: fn.__code__.co_argcount])
+        self.signature = inspect.signature(fn)
+
+    @property
+    def src(self) -> str:
+        """Its source without decorators, of which libraries make other kernels."""
+        text = textwrap.dedent(inspect.getsource(self.fn))
+        return text[text.index(f"def {self.__name__}") :]
+
+    def _unsafe_update_src(self, new_src: str) -> None:
+        """Take note of nothing: it is launched by its function."""
 
     def run(self, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
         """Launch it."""
