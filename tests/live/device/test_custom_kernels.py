@@ -613,3 +613,28 @@ def test_a_library_makes_a_kernel_of_the_source_of_another() -> None:
     treble = triton.jit(made["treble"])
     x = torch.randn(1024, device="cuda")
     treble[(1,)](x, torch.empty_like(x), 1024, block=1024)
+
+
+@on_gpus(cluster=ONE)
+def test_libraries_have_tuners_of_their_own() -> None:
+    import triton
+    from triton.runtime.autotuner import Autotuner
+
+    class Remembering(Autotuner):
+        def __init__(self, fn, arg_names, configs, key, reset_to_zero, restore_value, **named):
+            super().__init__(fn, arg_names, configs, key, reset_to_zero, restore_value, **named)
+            assert not self.user_defined_pre_hook
+
+        def run(self, *args, **named):
+            self.cache[tuple(args[self.arg_names.index(name)] for name in self.keys)] = self.configs[0]
+            return super().run(*args, **named)
+
+    @triton.heuristics({"masked": lambda args: args["n"] % args["block"] != 0})
+    @triton.jit
+    def fill(x, n, block, masked):
+        tl.store(x + tl.arange(0, block), 0, mask=masked)  # noqa: F821
+
+    tuned = Remembering(fill, fill.arg_names, [triton.Config({"block": 128})], ["n"], None, ["x"], use_cuda_graph=True)
+    tuned[(8,)](torch.empty(1024, device="cuda"), 1024)
+    assert list(tuned.cache) == [(1024,)]
+    triton.set_allocator(lambda size, alignment, stream: torch.empty(size, device="cuda"))

@@ -36,7 +36,7 @@ VERSIONS = {
     "flash_attn": "2.8.3",
     "grouped_gemm": "1.1.4",
     "transformer_engine": "2.9.0",
-    "triton": "3.7.0",
+    "triton": "3.7.1",
 }
 """The libraries, and the versions whose interfaces the stand-ins have."""
 _EXTENSIONS = {"fused_weight_gradient_mlp_cuda": "apex"}

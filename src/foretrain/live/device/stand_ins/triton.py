@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from foretrain.live.device.triton_kernels import (
     run_first_configuration,
 )
 
-__version__ = "3.7.0"
+__version__ = "3.7.1"
 __all__ = ["Config", "autotune", "cdiv", "heuristics", "jit", "language", "next_power_of_2", "runtime", "testing"]
 
 
@@ -109,21 +109,37 @@ class Autotuner(KernelInterface):
 
     run = run_first_configuration
 
-    def __init__(self, fn: Any, configs: list[Config]) -> None:
-        self.fn, self.configs = fn, configs or [Config({})]
-        self.arg_names, self.best_config = fn.arg_names, self.configs[0]
+    def __init__(
+        self,
+        fn: Any,
+        arg_names: list[str],
+        configs: list[Config],
+        key: Sequence[str] | None = None,
+        reset_to_zero: Sequence[str] | None = None,
+        restore_value: Sequence[str] | None = None,
+        pre_hook: Callable[..., object] | None = None,
+        post_hook: Callable[..., object] | None = None,
+        prune_configs_by: Mapping[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        self.fn, self.arg_names, self.configs = fn, arg_names, configs or [Config({})]
+        self.keys, self.cache, self.best_config = list(key or ()), dict[Any, Config](), self.configs[0]
+        self.reset_to_zero, self.restore_value = list(reset_to_zero or ()), list(restore_value or ())
+        self.user_defined_pre_hook, self.user_defined_post_hook = pre_hook is not None, post_hook is not None
+        self.pre_hook, self.post_hook = pre_hook, post_hook  # of trials, which there are none of
+        self.early_config_prune = (prune_configs_by or {}).get("early_config_prune")
 
 
-def autotune(configs: list[Config], key: Any = None, **_: Any) -> Callable[[Any], Autotuner]:
+def autotune(configs: list[Config], key: Any = None, **options: Any) -> Callable[[Any], Autotuner]:
     """Give a kernel configurations to choose from."""
-    return lambda fn: Autotuner(fn, configs)
+    return lambda fn: Autotuner(fn, fn.arg_names, configs, key, **options)
 
 
 class Heuristics(KernelInterface):
     """A kernel some of whose arguments follow from others."""
 
-    def __init__(self, fn: Any, values: dict[str, Callable[[dict[str, Any]], Any]]) -> None:
-        self.fn, self.values, self.arg_names = fn, values, fn.arg_names
+    def __init__(self, fn: Any, arg_names: list[str], values: dict[str, Callable[[dict[str, Any]], Any]]) -> None:
+        self.fn, self.arg_names, self.values = fn, arg_names, values
 
     def run(self, *args: Any, **named: Any) -> Any:
         """Launch the kernel with the arguments that follow."""
@@ -134,7 +150,11 @@ class Heuristics(KernelInterface):
 
 def heuristics(values: dict[str, Callable[[dict[str, Any]], Any]]) -> Callable[[Any], Heuristics]:
     """Have arguments of a kernel computed from others."""
-    return lambda fn: Heuristics(fn, values)
+    return lambda fn: Heuristics(fn, fn.arg_names, values)
+
+
+def set_allocator(allocator: Callable[..., object]) -> None:
+    """Take note of nothing: no kernel asks for memory of its own."""
 
 
 class GPUTarget(NamedTuple):
