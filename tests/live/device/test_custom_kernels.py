@@ -638,3 +638,19 @@ def test_libraries_have_tuners_of_their_own() -> None:
     tuned[(8,)](torch.empty(1024, device="cuda"), 1024)
     assert list(tuned.cache) == [(1024,)]
     triton.set_allocator(lambda size, alignment, stream: torch.empty(size, device="cuda"))
+
+
+@on_gpus(cluster=ONE, says="causal_conv1d is not installed: a stand-in")
+def test_a_causal_convolution_is_one_kernel_each_way() -> None:
+    from causal_conv1d import causal_conv1d_fn
+    from causal_conv1d.cpp_functions import causal_conv1d_bwd_function, causal_conv1d_fwd_function
+
+    half = {"device": "cuda", "dtype": torch.bfloat16, "requires_grad": True}
+    x, weight, bias = torch.randn(2, 512, 1024, **half), torch.randn(512, 4, **half), torch.randn(512, **half)
+    causal_conv1d_fn(x, weight, bias, activation="silu").sum().backward()
+    assert (x.grad.shape, weight.grad.shape, bias.grad.shape) == (x.shape, weight.shape, bias.shape)
+    _, states = causal_conv1d_fn(x, weight, return_final_states=True)
+    assert states.shape == (2, 512, 3)
+    out = causal_conv1d_fwd_function(x, weight, bias, None, None, None, True)
+    dx, *_ = causal_conv1d_bwd_function(x, weight, bias, out, None, None, None, x.grad, False, True)
+    assert dx is x.grad

@@ -32,6 +32,7 @@ from foretrain.live.device import import_without, put
 
 VERSIONS = {
     "apex": "0.1",
+    "causal_conv1d": "1.6.0",
     "deep_ep": "1.2.1",
     "flash_attn": "2.8.3",
     "grouped_gemm": "1.1.4",
