@@ -135,7 +135,7 @@ def checked(found: Iterable[Outcome], rows: Mapping[str, Row]) -> int:
 
 
 def current(rows: Sequence[Row], kept: Mapping[str, Outcome]) -> dict[str, Outcome]:
-    """The kept outcomes of ``rows`` whose commands are what they were, with their measurements and stacks' names of now."""
+    """The kept outcomes of ``rows`` whose commands are what they were, with measurements and names of stacks of now."""
     return {
         row.id: replace(kept[row.id], stack=stack_of(row), measured=row.seconds, memory_measured=row.memory)
         for row in rows

