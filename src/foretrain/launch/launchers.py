@@ -99,7 +99,8 @@ def _by_accelerate(words: Sequence[str]) -> Started | None:
     asked = launch.launch_command_parser().parse_args(words)
     # The cluster says how many ranks there are. No port is taken; 0 is one that is free.
     asked.num_processes, asked.num_machines, asked.main_process_port, asked.gpu_ids = 2, 1, 0, "all"
-    asked, defaults, precision = launch._validate_launch_command(asked)
+    checked: Any = launch._validate_launch_command(asked)
+    asked, defaults, precision = checked
     if asked.use_deepspeed:
         names = [*defaults.deepspeed_config] if defaults else []
         asked.deepspeed_fields_from_accelerate_config = ",".join([*names, *["mixed_precision"] * precision])

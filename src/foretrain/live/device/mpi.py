@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 
 from foretrain.live.device import change_after_import, put
 
@@ -57,7 +57,7 @@ class SimulatedWorld:
             self._shared = self._store()
         key = f"mpi4py/{next(self._calls)}"
         if self.rank == root:
-            self._shared.set(key, pickle.dumps(obj))
+            self._shared.set(key, pickle.dumps(obj))  # pyright: ignore[reportArgumentType], which takes bytes
             return obj
         return pickle.loads(self._shared.get(key))
 

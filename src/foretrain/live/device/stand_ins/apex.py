@@ -85,9 +85,9 @@ class FusedLAMB(torch.optim.Optimizer):
                     self.state[one].update(exp_avg=torch.zeros_like(one), exp_avg_sq=torch.zeros_like(one))
             gradients = [one.grad for one in parameters]
             moments = [self.state[one][name] for one in parameters for name in ("exp_avg", "exp_avg_sq")]
-            torch._foreach_norm(gradients)
+            torch.ops.aten._foreach_norm(gradients)
             _launch("apex::multi_tensor_lamb_stage1", [*gradients, *moments], parameters)
-            torch._foreach_norm([*parameters, *gradients])
+            torch.ops.aten._foreach_norm([*parameters, *gradients])
             _launch("apex::multi_tensor_lamb_stage2", parameters, gradients)
         return loss
 

@@ -360,6 +360,8 @@ def apply_rotary_emb_kv_(kv: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: An
 class RotaryEmbedding(torch.nn.Module):
     """Rotates queries and keys by their positions; cosines and sines are kept for the longest sequence so far."""
 
+    inv_freq: Tensor
+
     def __init__(
         self,
         dim: int,

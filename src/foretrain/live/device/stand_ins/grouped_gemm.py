@@ -23,7 +23,7 @@ def gmm(
 ) -> Tensor:
     """Multiply the rows of each expert by its matrix; return ``(rows, n)``."""
     ends = batch_sizes.cumsum(0).to(a.device, torch.int32, non_blocking=True)
-    return torch._grouped_mm(a, b.transpose(-2, -1) if trans_b else b, offs=ends)
+    return torch.ops.aten._grouped_mm(a, b.transpose(-2, -1) if trans_b else b, ends)
 
 
 def permute(
