@@ -1,7 +1,7 @@
 import pytest
 from torch.distributed.run import get_args_parser
 
-from foretrain.cli.arguments import script_of
+from foretrain.cli.arguments import script_of, without_separator
 from foretrain.cli.simulate import run_command
 from foretrain.errors import ConfigError
 
@@ -42,4 +42,5 @@ def test_a_curve_of_loads_that_nothing_would_show_is_refused():
 @pytest.mark.parametrize("words", ["-m train -- --depth=4", "train.py -- -- b", "train.py --a -- b", "train.py"])
 def test_a_script_gets_the_arguments_that_torchrun_hands_on(words):
     told = get_args_parser().parse_args(words.split())
-    assert script_of(words.split(), False, "") == ([told.training_script, *told.training_script_args], told.module)
+    script, module = script_of(words.split(), False, "")
+    assert (without_separator(script), module) == ([told.training_script, *told.training_script_args], told.module)

@@ -253,15 +253,17 @@ def split_script(arguments: Sequence[str], example: str) -> tuple[list[str], lis
 
 
 def script_of(script: Sequence[str], module: bool, example: str) -> tuple[list[str], bool]:
-    """Return the script with its arguments and whether it is the name of a module; ``-m`` may stand before it.
-
-    A ``--`` between the script and its arguments is left out, as torchrun does not hand it on.
-    """
+    """Return the script with its arguments and whether it is the name of a module; ``-m`` may stand before it."""
     if script[:1] == ["-m"]:
         script, module = script[1:], True
     if not script:
         raise ConfigError("script", "", "is missing", f"write it after '--': {example}")
-    return [script[0], *script[2 if script[1:2] == ["--"] else 1 :]], module
+    return list(script), module
+
+
+def without_separator(script: Sequence[str]) -> list[str]:
+    """Return the script with its arguments, but for a ``--`` between them, which torchrun does not hand on."""
+    return [script[0], *script[2 if script[1:2] == ["--"] else 1 :]]
 
 
 def split(text: str) -> list[str]:

@@ -34,6 +34,7 @@ from foretrain.cli.arguments import (
     script_of,
     split_script,
     widen_piped_output,
+    without_separator,
 )
 from foretrain.cli.parsing import parsed
 from foretrain.cli.progress import StdoutClosed, end_with_reader
@@ -187,6 +188,7 @@ def _stand_ins(text: str) -> tuple[str, ...]:
 
 def _start(options: SimulateOptions, script: Sequence[str]) -> None:
     script, module = script_of(script, options.module, _EXAMPLE)
+    script = without_separator(script)
     words = ["-m", *script] if module else script
     if found := started(words):
         script, module = list(found.script), found.module
