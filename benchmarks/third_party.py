@@ -347,7 +347,8 @@ def _line(row: Row, outcome: Outcome, source: Source) -> str:
     verdict += _elsewhere(outcome, source)
     cluster = f"{row.cluster} `{row.options}`" if row.options else row.cluster
     seen = ("", "") if outcome.skipped else (f"{outcome.live}", f"{outcome.seconds:.0f} s")
-    cells = (row.feature, command.replace("|", "\\|"), cluster, verdict, _forecast(outcome), *seen)
+    command = command.replace("{{", "{").replace("}}", "}").replace("|", "\\|")
+    cells = (row.feature, command, cluster, verdict, _forecast(outcome), *seen)
     return f"| {' | '.join(cells)} |"
 
 
