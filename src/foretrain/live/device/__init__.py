@@ -8,8 +8,8 @@ rank's log (`foretrain.live.event_log`). The rest of the package is Python aroun
 `operators` operators with kernels on CUDA, shape functions, FlexAttention · `cuda` and `streams` the C part of
 ``torch.cuda`` · `process_groups` collectives and stores · `symmetric_memory` memory that GPUs read from each other ·
 `clocks` virtual time · `operator_cost` the time of an operator · `checkpoints` what the script saves · `compiler`
-``torch.compile`` · `profiler` ``torch.profiler`` · `rank` one rank: the device activated, the script run ·
-`fork_server` the process that all ranks are forked from.
+``torch.compile`` · `profiler` ``torch.profiler`` · `steps` iterations · `rank` one rank: the device activated, the
+script run · `fork_server` the process that all ranks are forked from.
 """
 
 from __future__ import annotations
