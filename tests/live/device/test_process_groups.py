@@ -241,14 +241,26 @@ def test_process_of_a_fake_world_is_the_rank_that_it_says() -> None:
 def test_ranks_of_mpi4py_are_those_of_the_job(tmp_path: Path) -> None:
     package = tmp_path / "mpi4py"  # MPI need not be installed
     package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "MPI.py").write_text("COMM_WORLD = None\n")
+    (package / "__init__.py").write_text(MPI_PACKAGE)
+    (package / "of_mpich.py").write_text("COMM_WORLD = None\n")
     script = tmp_path / "script.py"
     script.write_text(MPI_SCRIPT)
     ended = simulate("dgx-h100:1", script, options=("--live", 2))
     assert sorted(ended.out.splitlines()[:2]) == ["0 8 first", "1 8 first"]
 
 
+MPI_PACKAGE = """
+import importlib.util, sys
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name == "mpi4py.MPI":
+            return importlib.util.spec_from_file_location(name, __file__.replace("__init__", "of_mpich"))
+
+sys.meta_path.append(Finder)
+"""
+"""As the real package chooses the MPI that is there."""
 MPI_SCRIPT = """
 import torch
 import torch.distributed as dist

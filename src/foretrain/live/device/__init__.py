@@ -72,7 +72,11 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname not in self._names:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        # Editable installs and mpi4py have finders of their own.
+        others = [
+            finder for finder in sys.meta_path if hasattr(finder, "find_spec") and not isinstance(finder, _Finder)
+        ]
+        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
         if spec and spec.loader:
             plainly = spec.loader.exec_module
             put(spec.loader, exec_module=lambda module: self._load(fullname, module, plainly))
