@@ -22,7 +22,7 @@ _LOCAL_RANK = "${local_rank}"
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What a launcher starts on every rank.
+    """Script that a launcher starts on every rank.
 
     Attributes:
         name: the launcher; empty for the interpreter.
