@@ -53,6 +53,14 @@ def test_a_broadcast_of_a_represented_rank_has_the_value_of_who_stands_for_it() 
 
 
 @on_gpus()
+def test_a_barrier_behind_new_groups_does_not_wait_for_represented_ranks() -> None:
+    os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
+    dist.init_process_group("nccl")
+    group = dist.new_group(range(dist.get_world_size()))
+    dist.all_reduce(torch.ones(4, device="cuda"), group=group)
+
+
+@on_gpus()
 def test_every_represented_rank_has_the_value_of_its_own_kind() -> None:
     # Odd ranks are like rank 1, even ones like rank 0: neither stands for just those behind it.
     mesh = dist.device_mesh.init_device_mesh("cuda", (4, 2), mesh_dim_names=("data", "stage"))

@@ -49,6 +49,8 @@ def install(device: ModuleType, store: Callable[[], Store]) -> None:
         }
     )
     put(dist, set_timeout=lambda *_, **__: None)
+    # With TORCH_DIST_INIT_BARRIER=1 all ranks of a new group meet in the store; see Note [Stores].
+    put(distributed_c10d, _store_based_barrier=lambda *_, **__: None)
     # A build without NCCL has none, and would say so.
     put(dist.distributed_c10d, default_pg_nccl_timeout=timedelta(minutes=10))
 
