@@ -233,6 +233,13 @@ def lingua(folder: str, chunks: int = 8) -> None:
     made.rename(Path(folder, "documents.val.jsonl"))
 
 
+def olmo_core(folder: str) -> None:
+    """Write the tokens of C4 that OLMo-core's example reads from ``OLMO_DATA_ROOT``."""
+    Path(folder).mkdir()
+    for name in ("train.00000-00099", "validation.00000-00008"):
+        _tokens(2 * _TOKENS).tofile(Path(folder, f"c4-{name}.npy"))
+
+
 def flame(shards: int = 16) -> None:
     """Write what flame downloads: a tokenizer, and the documents of FineWeb-Edu, one file for each worker."""
     tokenizer("fla-hub/transformer-1.3B-100B")
@@ -464,6 +471,7 @@ KINDS = {
     "mnist": mnist,
     "nanochat": nanochat,
     "nanogpt": nanogpt,
+    "olmo_core": olmo_core,
     "picotron": picotron,
     "tiktoken_gpt2": tiktoken_gpt2,
     "tokenizer": tokenizer,
