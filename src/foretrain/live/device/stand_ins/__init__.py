@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch.utils._triton import has_triton_package
 
-from foretrain.live.device import import_without, put
+from foretrain.live.device import import_without, put, torchvision_operators
 
 VERSIONS = {
     "apex": "0.1",
@@ -85,6 +85,7 @@ class _HandedDown:
 
 def _install_again(chosen: Sequence[str]) -> None:
     install(chosen, lambda _: None)
+    torchvision_operators.install()
 
 
 def submodule(name: str, *named: Any, **content: Any) -> ModuleType:
