@@ -55,7 +55,7 @@ TARGETS = (
     Target("largest error of memory", "memory_error_max", 0.05, MEMORY),
 )
 FAMILIES = {
-    "mbridge": "the same command took up to 1.7 times as long in one release as in another (Qwen3 30B on 8 GB200); and of"
+    "mbridge": "one command took up to 1.7 times as long in one release as in another (Qwen3 30B on 8 GB200); and of"
     " GPT-OSS, forecast too short, it is not published whether its attention with sinks was fused",
     "neusight": "one run of four; the cause is not known",
     "vtrain-multi": WIDTH_TWO,

@@ -150,7 +150,7 @@ class Steps:
         before = self._before
         spreads = itertools.zip_longest(now["spreads"], before["spreads"], fillvalue=0.0)
         names = self._device.kernel_names()
-        by_name = zip(names, _more(now["by_name"], before["by_name"]), strict=True)
+        by_name = zip(names, _more(now["by_name"], before["by_name"]), strict=False)  # the last have no launch yet
         return {
             "kernels": now["kernels"] - before["kernels"],
             "flops": now["flops"] - before["flops"],
