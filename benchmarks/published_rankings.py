@@ -92,9 +92,12 @@ class Published:
 
 
 def groups() -> Iterator[tuple[str, list[Published]]]:
-    """Yield the names and the runs of rankings, of runs whose forecasts benchmarks/accuracy.py has kept."""
+    """Yield the names and the runs of rankings, of runs whose forecasts benchmarks/accuracy.py has kept.
+
+    A command that was measured more than once, as of several releases, is one run: that of the median time.
+    """
     rows = {row.id: row for row in read()[0]}
-    found: dict[tuple[str, ...], list[Published]] = defaultdict(list)
+    found: dict[tuple[str, ...], dict[str, list[Published]]] = defaultdict(lambda: defaultdict(list))
     for line in FORECASTS.read_text(encoding="utf-8").splitlines():
         one = json.loads(line)
         if one["failure"] or one["id"] not in rows:
@@ -102,10 +105,16 @@ def groups() -> Iterator[tuple[str, list[Published]]]:
         row = rows[one["id"]]
         sequence = row.argv[row.argv.index("--sequence") + 1]
         key = row.family, row.model, row.precision, f"{row.ranks} {row.gpu}", sequence
-        found[key].append(Published(row, one["predicted"] / row.tokens, one["measured"] / row.tokens))
-    for key, runs in sorted(found.items()):
-        if len(runs) >= LEAST:
-            yield ", ".join(key[:4]), runs
+        measured = Published(row, one["predicted"] / row.tokens, one["measured"] / row.tokens)
+        found[key][one["command"]].append(measured)
+    for key, commands in sorted(found.items()):
+        if len(commands) >= LEAST:
+            yield ", ".join(key[:4]), [_typical(measured) for measured in commands.values()]
+
+
+def _typical(measured: Sequence[Published]) -> Published:
+    """Return the one whose time is the (lower) median."""
+    return sorted(measured, key=lambda one: one.measured)[(len(measured) - 1) // 2]
 
 
 def published() -> Iterator[Ranking]:
