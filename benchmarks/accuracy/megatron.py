@@ -22,9 +22,11 @@ from megatron_optimizer import Gradients, MixedPrecisionAdam, counted, sum_parti
 from megatron_pipeline import Line, interleaved, one_forward_one_backward
 from ring_attention import zigzag
 from tensor_layers import Column, Row, Split
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from transformer_engine_memory import let_stand_in
 
+RECOMPUTED = ("none", "selective", "activations", "latents", "full")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -38,6 +40,7 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument("--experts", type=int, help="of a model that has some")
     parser.add_argument("--dense", type=int, help="layers at the beginning that have no experts")
+    parser.add_argument("--predict", action="store_true", help="another layer predicts the word after the next one")
     parser.add_argument("--drop", action="store_true", help="tokens above an expert's equal share; pads what lacks")
     parser.add_argument("--sequence", type=int, default=2048, help="tokens of a sequence")
     parser.add_argument("--micro-batch", type=int, default=1, help="sequences at once")
@@ -58,7 +61,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--gradients", choices=DTYPES, help="dtype in which gradients add up; the model's by default")
     parser.add_argument("--float8", choices=("delayed", "current"), help="layers multiply in float8, with these scales")
     parser.add_argument("--attention", choices=("core", "flash", "cudnn"), default="core")
-    parser.add_argument("--recompute", choices=("none", "selective", "activations", "full"), default="none")
+    parser.add_argument("--recompute", choices=RECOMPUTED, default="none")
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--fuse", action="store_true", help="compile what Megatron has kernels of its own for")
     parser.add_argument("--fused-loss", action="store_true", help="the loss is Transformer Engine's")
@@ -69,8 +72,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = parser.parse_args()
-    if args.vp > 1 and args.pp < 3:
-        parser.error("--vp needs --pp of 3 or more: with two ranks, both neighbours are one, and messages would cross")
+    if args.predict and args.tp > 1:
+        parser.error("--predict needs --tp 1: what it joins is not gathered here")
     if args.first and args.first % args.pp:
         parser.error("--first must be a multiple of --pp")
     if args.recompute == "activations" and not (args.model in SHAPES and SHAPES[args.model].mixture):
@@ -90,16 +93,17 @@ def shape_of(args: argparse.Namespace) -> Shape:
     if mixture := shape.mixture:
         given = {"experts": args.experts, "feed": args.feed, "dense": args.dense, "drop": args.drop}
         mixture = replace(mixture, **{name: value for name, value in given.items() if value is not None})
-    shape = replace(shape, mixture=mixture, feed=args.feed or shape.feed)
+    shape = replace(shape, mixture=mixture, feed=args.feed or shape.feed, predict=args.predict)
     return replace(shape, words=math.ceil(shape.words / (128 * args.tp)) * 128 * args.tp)
 
 
 def layers_of(shape: Shape, args: argparse.Namespace, number: int) -> range:
-    """The layers of stage ``number`` of all."""
-    ends = 1 if args.ends_count else 0
-    each, rest = divmod(shape.layers + 2 * ends, args.pp * args.vp)
-    if rest:
-        raise SystemExit(f"{shape.layers} layers do not spread evenly over {args.pp * args.vp} stages")
+    """The layers of stage ``number`` of all: each has as many, but the last one what is left."""
+    stages, ends = args.pp * args.vp, 1 if args.ends_count else 0
+    places = shape.layers + ends * (2 + shape.predict)
+    each = math.ceil(places / stages)
+    if (stages - 1) * each >= places:
+        raise SystemExit(f"{places} layers do not fill {stages} stages of {each}: the last ones would have none")
     return range(max(0, number * each - ends), min(shape.layers, (number + 1) * each - ends))
 
 
@@ -127,11 +131,21 @@ def build(
     return stages
 
 
+def copied_words(stages: list[Stage]) -> nn.Parameter | None:
+    """The words' vectors where the first and the last stage both have them, on different ranks."""
+    first, last = stages[0], stages[-1]
+    if first.first and not last.last:
+        return first.words.weight if first.shape.tied or first.shape.predict else None
+    if last.last and not first.first:
+        return last.head.weight if last.shape.tied else last.ahead.words.weight if last.ahead else None
+    return None
+
+
 def share_words(stages: list[Stage], line: Line) -> None:
     """Sums the gradients of the words' vectors, which the first and the last rank of a pipeline both have."""
-    if line.ranks == 1 or line.rank not in (0, line.ranks - 1) or not stages[0].shape.tied:
+    weight = copied_words(stages)
+    if weight is None:
         return
-    weight = stages[0].words.weight if line.rank == 0 else stages[-1].head.weight
     other = torch.empty_like(weight.main_grad)
     peer = dist.get_global_rank(line.group, line.ranks - 1 - line.rank)
     ops = [dist.P2POp(dist.isend, weight.main_grad, peer, line.group), dist.P2POp(dist.irecv, other, peer, line.group)]
@@ -177,17 +191,23 @@ def main() -> None:
     stages = build(args, mesh, of_experts, split, device)
     of_stages = [list(stage.parameters()) for stage in stages]
     parameters = list(dict.fromkeys(p for each in of_stages for p in each))
-    tied = {stage.words.weight: 2 for stage in stages if stage.first and stage.last and stage.shape.tied}
+    uses = {
+        stage.head.weight: 1 + (stage.first and stage.shape.tied) + stage.shape.predict
+        for stage in stages
+        if stage.last
+    }
+    if (words := copied_words(stages)) is not None:
+        words.copied = args.distributed_optimizer
     scatter, overlap = args.distributed_optimizer, args.overlap_data
     kind = DTYPES[args.gradients or args.dtype]
     gradients = Gradients(
-        of_stages, tied, kind, replicas,
+        of_stages, uses, kind, replicas,
         scatter=scatter, overlap=overlap, first=pp.rank() == 0, experts=holders,
     )  # fmt: skip
     shared = (tp, pp, replicas) if scatter else (tp, pp)
     mine = counted(parameters, tp.rank())
-    if stages[-1].last and not stages[-1].first and stages[-1].shape.tied:
-        mine.discard(stages[-1].head.weight)
+    if stages[-1].last:
+        mine.discard(words)
     optimizer = MixedPrecisionAdam(gradients, shared, mine, overlap=args.overlap_gather)
     for stage in stages:
         wait_before_use(stage)

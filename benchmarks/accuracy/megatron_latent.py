@@ -11,6 +11,7 @@ from megatron_model import HeadNorm, Shape, Way
 from tensor_layers import Column, Row, Split
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 
 # Megatron has kernels for these two (``apply_rope_fusion``); `fuse` makes kernels of them here.
@@ -55,14 +56,21 @@ class LatentAttention(nn.Module):
         self.values = Column(split, f"{name}.values", latent.values, heads * 2 * shape.head, bias=False)
         self.output = Row(split, f"{name}.out", heads * shape.head, hidden, bias=False)
 
+    def _widen(
+        self, queries: Tensor, values: Tensor, part: Tensor, turn: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values of all heads, (sequence, batch, heads, head), of normalized latents."""
+        q = self.queries(queries).unflatten(-1, (self.heads, self.size + self.latent.turned))
+        wide = self.values(values).unflatten(-1, (self.heads, 2 * self.size))
+        return turn_queries(q, *turn), *keys_and_values(wide, part, *turn, self.size)
+
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-        latent, size = self.latent, self.size
-        q = self.queries(self.of_queries(self.to_queries(x))).unflatten(-1, (self.heads, size + latent.turned))
+        latent = self.latent
         short, part = self.to_values(x).split((latent.values, latent.turned), dim=-1)
-        wide = self.values(self.of_values(short)).unflatten(-1, (self.heads, 2 * size))
-        q = turn_queries(q, *turn)
-        k, v = keys_and_values(wide, part, *turn, size)
-        q, k, v = (each.permute(1, 2, 0, 3) for each in (q, k, v))
+        latents = self.of_queries(self.to_queries(x)), self.of_values(short), part, turn
+        again = self.way.recompute == "latents" and torch.is_grad_enabled()
+        widened = checkpoint(self._widen, *latents, use_reentrant=False) if again else self._widen(*latents)
+        q, k, v = (each.permute(1, 2, 0, 3) for each in widened)
         # cuDNN takes values shorter than keys, for which PyTorch never asks it.
         if q.is_cuda and self.way.attention == "cudnn":
             mixed = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True)[0]

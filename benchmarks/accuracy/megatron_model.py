@@ -64,6 +64,7 @@ class Shape:
         groups: heads of keys and values.
         feed: hidden size of the feed-forward network.
         learned: whether positions are learned and added to the words; else rotary ones turn queries and keys.
+        predict: whether another layer predicts the word after the next one; see `Ahead`.
         size: of a head; 0 for an equal part of ``hidden``.
         norms: whether queries and keys are normalized, head by head.
     """
@@ -83,6 +84,7 @@ class Shape:
     norms: bool = False
     mixture: Mixture | None = None
     latent: Latent | None = None
+    predict: bool = False
 
     @property
     def head(self) -> int:
@@ -149,7 +151,8 @@ class Way:
         attention: ``core`` forms the matrix of scores, as Megatron did before FlashAttention; ``flash`` does not, nor
             does ``cudnn``, which Transformer Engine prefers from Hopper on.
         recompute: what the backward pass computes again: nothing, the core of attention, norms before products and
-            experts' activations (``recompute_modules`` layernorm and moe_act), or each layer.
+            experts' activations (``recompute_modules`` layernorm and moe_act), what attention makes of its latents
+            (mla_up_proj), or each layer.
         context: the ranks that a sequence is spread over, zigzag; None for one.
         experts: the ranks that share a layer's experts; None for one.
         parts: the ranks that each expert is split over; None for one.
@@ -157,7 +160,7 @@ class Way:
     """
 
     attention: Literal["core", "flash", "cudnn"] = "core"
-    recompute: Literal["none", "selective", "activations", "full"] = "none"
+    recompute: Literal["none", "selective", "activations", "latents", "full"] = "none"
     dropout: float = 0.0
     context: ProcessGroup | None = None
     experts: ProcessGroup | None = None
@@ -346,6 +349,30 @@ def layer_of(split: Split, number: int, shape: Shape, way: Way) -> nn.Module:
     return ExpertLayer(split, number, shape, way)
 
 
+class Ahead(nn.Module):
+    """A layer that predicts the word after the next one from the last layer's output and the next word.
+
+    DeepSeek-V3, 2024, §2.2, and Megatron-Core's `MultiTokenPredictionLayer`. Words' vectors are those of the first
+    stage, of which another one has a copy.
+    """
+
+    def __init__(self, split: Split, shape: Shape, way: Way, words: VocabularyEmbedding | None) -> None:
+        super().__init__()
+        if words is None:
+            self.words = VocabularyEmbedding(split, shape.words, shape.hidden)
+        self.first = [] if words is None else [words]  # in a list: it is another module's
+        self.of_words, self.of_layer = Norm(split, shape), Norm(split, shape)
+        self.join = Column(split, "ahead.join", 2 * shape.hidden, shape.hidden, bias=False)
+        self.layer = layer_of(split, shape.layers, shape, way)
+        self.norm = Norm(split, shape)
+
+    def forward(self, x: Tensor, following: Tensor, turn: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Of (sequence, batch, hidden) and the words that follow, (batch, sequence)."""
+        words = self.first[0] if self.first else self.words
+        both = torch.cat((self.of_words(words(following)), self.of_layer(x)), -1)
+        return self.norm(self.layer(self.join(both), turn))
+
+
 class Stage(nn.Module):
     """Some of a GPT's layers in a row: the first stage embeds tokens, the last one computes the loss.
 
@@ -380,6 +407,7 @@ class Stage(nn.Module):
             )
             if first and shape.tied:
                 self.head.weight = self.words.weight
+        self.ahead = Ahead(split, shape, way, self.words if first else None) if last and shape.predict else None
         self.register_buffer("positions", positions)
         size = shape.latent.turned if shape.latent else shape.head
         angles = positions.unsqueeze(1) / 10000 ** (torch.arange(0, size, 2) / size)
@@ -404,7 +432,14 @@ class Stage(nn.Module):
         if not self.last:
             return x
         assert targets is not None
-        x, targets = self.norm(x), targets.t()
+        loss = self._loss(self.norm(x), targets)
+        if self.ahead is None:
+            return loss
+        # The last word has none after the next one: Megatron masks it, which costs the same as any target.
+        return loss + 0.1 * self._loss(self.ahead(x, targets, turn), targets.roll(-1, 1))
+
+    def _loss(self, x: Tensor, targets: Tensor) -> Tensor:
+        targets = targets.t()
         # No name for the logits: they take much memory, and are to go as soon as they have been read.
         if self.way.fused_loss:
             return fused_cross_entropy(self.head(x), targets, self.split.group).mean()

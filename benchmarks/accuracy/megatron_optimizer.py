@@ -7,7 +7,7 @@ Rajbhandari et al., SC'20) each data-parallel rank updates a part of the paramet
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -22,6 +22,22 @@ def bucket_size(ranks: int) -> int:
     larger, so that what each sends to the next takes longer than a message's latency.
     """
     return max(40_000_000, 1_000_000 * ranks)
+
+
+def in_buckets(parameters: Iterable[nn.Parameter], least: float) -> Iterator[list[nn.Parameter]]:
+    """Yields those of each bucket, which has ``least`` elements or more; ``copied`` parameters are alone in theirs."""
+    held: list[nn.Parameter] = []
+    for p in parameters:
+        copied = getattr(p, "copied", False)
+        if copied and held:
+            yield held
+            held = []
+        held.append(p)
+        if copied or sum(q.numel() for q in held) >= least:
+            yield held
+            held = []
+    if held:
+        yield held
 
 
 class Bucket:
@@ -96,7 +112,8 @@ class Gradients:
         uses: how often a parameter's gradient arrives in one micro-batch, where not once.
         overlap: whether to reduce each bucket as soon as its last gradient is there.
         first: whether this is the first rank of its pipeline.
-        experts: ranks that have the same experts, whose parameters are ``expert``; they have buckets of their own.
+        experts: ranks that have the same experts, whose parameters are ``expert``; they have buckets of their own. So
+            have those that are ``copied`` on another rank of the pipeline, which has the same part of them then.
     """
 
     def __init__(
@@ -117,16 +134,8 @@ class Gradients:
         for number, parameters in reversed(list(enumerate(stages))):
             for expert, ranks in kinds:
                 least = bucket_size(ranks.size()) if overlap and first and number == 0 else math.inf
-                held: list[nn.Parameter] = []
-                for p in reversed(parameters):
-                    if getattr(p, "expert", False) != expert:
-                        continue
-                    held.append(p)
-                    if sum(q.numel() for q in held) >= least:
-                        self.buckets.append(Bucket(held, dtype, ranks, group.size()))
-                        held = []
-                if held:
-                    self.buckets.append(Bucket(held, dtype, ranks, group.size()))
+                found = [p for p in reversed(parameters) if getattr(p, "expert", False) == expert]
+                self.buckets += [Bucket(some, dtype, ranks, group.size()) for some in in_buckets(found, least)]
         self._expected = [sum(uses.get(p, 1) for p in bucket.parameters) for bucket in self.buckets]
         self._missing = list(self._expected)
         for number, bucket in enumerate(self.buckets):
@@ -211,11 +220,10 @@ class MixedPrecisionAdam:
 
     def _clip(self) -> None:
         grads = [p.grad for p in self.masters if p.grad is not None]
-        if self.gradients.scatter:
-            of_norm = grads
-        else:
-            owners = [p for bucket in self.gradients.buckets for p in bucket.parameters]
-            of_norm = [grad for grad, p in zip(grads, owners, strict=True) if p in self.counted]
+        owners = [bucket.parameters for bucket in self.gradients.buckets]
+        if not self.gradients.scatter:
+            owners = [[p] for some in owners for p in some]
+        of_norm = [grad for grad, some in zip(grads, owners, strict=True) if self.counted.intersection(some)]
         norms = torch.stack(torch._foreach_norm(of_norm)) if of_norm else torch.zeros(1, device=grads[0].device)
         total = self._sum(norms.square().sum()).sqrt()
         torch._foreach_mul_(grads, (self.clip / (total + 1e-6)).clamp(max=1.0))

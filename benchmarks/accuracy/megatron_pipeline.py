@@ -48,13 +48,15 @@ class Line:
         before, after = (dist.get_global_rank(self.group, (self.rank + step) % self.ranks) for step in (-1, 1))
         came_back = torch.empty(self.shape, dtype=self.dtype, device=self.device) if from_back else None
         came_ahead = torch.empty(self.shape, dtype=self.dtype, device=self.device) if from_ahead else None
-        wanted = (
-            (dist.isend, self._part(back), before),
-            (dist.irecv, self._part(came_back), before),
-            (dist.isend, self._part(ahead), after),
-            (dist.irecv, self._part(came_ahead), after),
-        )
-        ops = [P2POp(kind, tensor, peer, self.group) for kind, tensor, peer in wanted if tensor is not None]
+        wanted = [(back, came_back, before), (ahead, came_ahead, after)]
+        if self.ranks == 2 and self.rank == 1:  # the other rank is before and after, and sends back first
+            wanted.reverse()
+        ops = [
+            P2POp(kind, self._part(tensor), peer, self.group)
+            for sent, received, peer in wanted
+            for kind, tensor in ((dist.isend, sent), (dist.irecv, received))
+            if tensor is not None
+        ]
         for work in dist.batch_isend_irecv(ops) if ops else ():
             work.wait()
         if self.synchronous and ops and self.device.type == "cuda":

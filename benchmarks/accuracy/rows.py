@@ -270,20 +270,20 @@ def _nemo(row: Record) -> dict[str, object]:
     return {"pieces": row["tp"] if row["tp"] != "1" else None, "overlap-gather": True}
 
 
+BALANCED = "no loss balances the experts, who get equally many tokens"
+VALUES = "attention is that of values as long as keys, 192; they are 128"
+HYBRID = "tokens are exchanged by NCCL, not by HybridEP"
 UNPUBLISHED = "which float8 scales is not published: of the tensor at hand"
-TWO = "stages interleaved over two ranks, whose messages would cross in megatron.py"
 DELAYED = "float8 scales of the micro-batch before, not of the greatest of many"
 
 GROK = (
     "what experts give is weighted before their second product, not after tokens have come back",
-    "no loss balances the experts, who get equally many tokens",
+    BALANCED,
 )
 
 
 def _grok(row: Record) -> dict[str, object]:
     """As in dgxc-benchmarking@v25.01, grok1/configure.sh, which turns off cuDNN's attention; each expert is split."""
-    if row["vp"] and int(row["pp"]) < 3:
-        raise _Cannot(TWO)
     trimmed = re.search(r"layers=(\d+)", row["notes"])
     float8 = "delayed" if row["precision"] == "fp8" else None
     options = _modern(row, "grok1", float8, "bf16", layers=trimmed[1] if trimmed else None, **_nemo(row))
@@ -334,11 +334,11 @@ def _scales(row: Record) -> list[str]:
 
 def _mixture(row: Record, model: str) -> tuple[dict[str, object], tuple[str, ...]]:
     """As in Megatron-Bridge's scripts/performance/configs, v0.2.1 to v0.4.0: routers draw experts, equally likely."""
-    interleaved = row["vp"].isdecimal() and int(row["vp"]) > 1
-    if interleaved and int(row["pp"]) < 3:
-        raise _Cannot(TWO)
-    departures = ["no loss balances the experts, who get equally many tokens"]
-    departures += _scales(row)
+    departures = [BALANCED, *_scales(row)]
+    if _is_fused(row):
+        departures.append(FUSED)
+    if "[^gpt-oss-note]" in row["model_tflops_per_gpu"]:
+        departures.append("its publisher says that this release was slow by a fault of cuDNN's")
     drop, gpt_oss = "tokendrop" in row["model"], model == "gpt-oss-120b"
     if gpt_oss:
         departures.append("attention sees the whole sequence in all layers, not 128 words in every other")
@@ -351,7 +351,7 @@ def _mixture(row: Record, model: str) -> tuple[dict[str, object], tuple[str, ...
         or (model == "qwen3-30b-a3b" and not drop)
         or (gpt_oss and "26.04" in row["framework"] and row["gpu"] == "DGX-B200")
     ):
-        departures.append("tokens are exchanged by NCCL, not by HybridEP")
+        departures.append(HYBRID)
     spread = row["ep"]
     if gpt_oss and "25.11" in row["framework"] and row["gpu"] == "DGX-B200":
         spread = "64"
@@ -362,14 +362,46 @@ def _mixture(row: Record, model: str) -> tuple[dict[str, object], tuple[str, ...
     return options, tuple(departures)
 
 
+FUSED = "exchanges of tokens overlap with no other micro-batch, no iteration is a CUDA graph, no expert a single kernel"
+"""What Megatron-Bridge's recipes of experts in MXFP8 have done since 26.06, and megatron.py does not."""
+
+
+def _is_fused(row: Record) -> bool:
+    release = re.search(r"(\d+\.\d+)", row["framework"])
+    return row["precision"] == "MXFP8" and release is not None and float(release[1]) >= 26.06
+
+
+def _deepseek_v3(row: Record) -> tuple[dict[str, object], tuple[str, ...]]:
+    """As in Megatron-Bridge's recipes, v0.2.1 to v0.6.0: stages of equal size but the last, which also looks ahead."""
+    if row["tp"] != "1":
+        raise _Cannot("latents are not split over tensor-parallel ranks in megatron.py")
+    if row["pp"] == "8" and row["vp"] == "4":
+        raise _Cannot("how 61 layers were laid out on 32 stages is not published")
+    release, gpu = row["framework"], row["gpu"]
+    recompute: str | None = "latents"
+    if gpu == "DGX-GB300" and (_is_fused(row) or "25.11" in release):
+        recompute = None
+    departures = [BALANCED, *_scales(row), VALUES, HYBRID]
+    if "25.11" in release and gpu == "DGX-GB300":
+        departures.append("what it recomputed is not published: nothing")
+    if "26.04" in release and gpu == "DGX-GB200":
+        recompute = None
+        departures.append("networks of the three layers without experts are not recomputed")
+    if _is_fused(row):
+        departures.append(FUSED)
+    options = _modern(row, "deepseek-v3", _float8(row), "bf16", ep=row["ep"], drop="tokendrop" in row["model"])
+    options |= {"predict": "w/o MTP" not in row["model"], "recompute": recompute, "overlap-gather": True}
+    return options, tuple(departures)
+
+
 def _mbridge(row: Record) -> Run:
     if row["gpu"] not in GPUS:
         raise _Cannot(f"no server with {row['gpu'].removeprefix('DGX-')} is known here")
     name = row["model"].partition(" (")[0]
     if name.startswith("Nemotron"):
         raise _Cannot("a hybrid model: megatron.py has no Mamba")
-    if name.startswith("DeepSeek"):
-        raise _Cannot("its stages have unequal numbers of layers")
+    if name.startswith("DeepSeekV3"):
+        return "megatron.py", *_deepseek_v3(row)
     if name not in MIXTURES and not name.startswith("LLAMA"):
         raise _Cannot("megatron.py has no such model")
     if row["parallelism"] != "Pre-Training Performance":
@@ -403,8 +435,8 @@ def _simumax(row: Record) -> Run:
 
 
 DEEPSEEK = (
-    "no loss balances the experts, who get equally many tokens, chosen among all",
-    "attention is that of values as long as keys, 192; they are 128",
+    f"{BALANCED}, chosen among all",
+    VALUES,
 )
 
 

@@ -19,6 +19,7 @@ QWEN3 = f"{EXPERTS} --global-batch 8 --model qwen3-30b-a3b"
 GROK = f"{EXPERTS} --global-batch 8 --model grok1 --drop"
 GPT_OSS = f"{EXPERTS} --global-batch 8 --model gpt-oss-120b"
 DEEPSEEK = f"{EXPERTS} --global-batch 8 --model deepseek-v2"
+AHEAD = f"{DEEPSEEK} --predict --layers 3"
 LLAMA = "llama.py --model debug --sequence 32"
 MPT = "mpt.py --model debug --sequence 32 --global-batch 8"
 WHOLE = {GPT: f"{GPT} 8", LLAMA: f"{LLAMA} --exact --batch 4", MPT: f"{MPT} --exact --micro-batch 8"}
@@ -45,13 +46,17 @@ def run(command: str, ranks: int) -> list[float]:
         (GPT, 2, "8 --distributed-optimizer --overlap-data --overlap-gather"),
         (GPT, 4, "8 --tp 2 --pp 2 --sequence-parallel --recompute selective"),
         (f"{GPT} 12", 3, "--pp 3 --vp 2"),  # two stages a rank, with steps before, in and after the steady state
+        (f"{GPT} 8", 2, "--pp 2 --vp 3"),  # both neighbours are one
+        (f"{GPT} 8", 4, "--pp 2 --distributed-optimizer"),
         (LLAMA3, 2, "--tp 2 --fused-loss --stand-ins"),
         (LLAMA3, 2, "--cp 2"),
         (QWEN3, 2, "--ep 2 --overlap-data --overlap-gather"),
         (QWEN3, 4, "--ep 2"),  # two ranks have the same experts
         (GROK, 2, "--ep 2"),
         (GPT_OSS, 2, "--ep 2 --recompute activations"),
-        (DEEPSEEK, 4, "--ep 2 --pp 2"),
+        (DEEPSEEK, 4, "--ep 2 --pp 2 --recompute latents"),
+        (AHEAD, 4, "--ep 2 --pp 2 --overlap-data"),  # two layers, one
+        (AHEAD, 2, "--pp 2 --vp 3 --ends-count"),  # of six places: embedding, three layers, the one ahead, loss
         (LLAMA, 2, "--exact --batch 2 --recompute layers"),
         (LLAMA, 4, "--exact --batch 1 --shard 2"),
         (LLAMA, 2, "--exact --batch 4 --tp 2 --recompute selective"),
