@@ -271,7 +271,6 @@ def _nemo(row: Record) -> dict[str, object]:
 
 
 BALANCED = "no loss balances the experts, who get equally many tokens"
-VALUES = "attention is that of values as long as keys, 192; they are 128"
 HYBRID = "tokens are exchanged by NCCL, not by HybridEP"
 UNPUBLISHED = "which float8 scales is not published: of the tensor at hand"
 DELAYED = "float8 scales of the micro-batch before, not of the greatest of many"
@@ -381,7 +380,7 @@ def _deepseek_v3(row: Record) -> tuple[dict[str, object], tuple[str, ...]]:
     recompute: str | None = "latents"
     if gpu == "DGX-GB300" and (_is_fused(row) or "25.11" in release):
         recompute = None
-    departures = [BALANCED, *_scales(row), VALUES, HYBRID]
+    departures = [BALANCED, *_scales(row), HYBRID]
     if "25.11" in release and gpu == "DGX-GB300":
         departures.append("what it recomputed is not published: nothing")
     if "26.04" in release and gpu == "DGX-GB200":
@@ -426,7 +425,7 @@ def _simumax(row: Record) -> Run:
     assert found
     memory = {"fused-loss": "cef" in row["parallelism"], "stand-ins": True}
     if found[1].startswith("deepseek"):
-        return "megatron.py", _deepseek(row, found[1].replace("seekv", "seek-v"), found[2]) | memory, DEEPSEEK
+        return "megatron.py", _deepseek(row, found[1].replace("seekv", "seek-v"), found[2]) | memory, (CHOSEN,)
     micro_batches = re.search(r"mbc(\d+)", row["parallelism"])
     assert micro_batches
     options = _modern(row, found[1].replace("_", "-"), None, "fp32", layers=found[2])
@@ -434,10 +433,7 @@ def _simumax(row: Record) -> Run:
     return "megatron.py", options | memory, ("which collectives overlap is not published",)
 
 
-DEEPSEEK = (
-    f"{BALANCED}, chosen among all",
-    VALUES,
-)
+CHOSEN = f"{BALANCED}, chosen among all"
 
 
 def _deepseek(row: Record, model: str, layers: str) -> dict[str, object]:

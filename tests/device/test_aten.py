@@ -1,6 +1,7 @@
 """Work of ATen operators: closed forms, and PyTorch's own schemas as the oracle of where arguments are."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -56,6 +57,9 @@ def test_attention_of_all_kernels():
     assert found == Attention(2, 32, 8, 512, 512, 128, causal=False, algorithm="efficient")
     found = work("aten::_scaled_dot_product_cudnn_attention", (query, key, key, None, True, 0.0, True), ())
     assert found == Attention(2, 32, 8, 512, 512, 128, algorithm="cudnn")
+    short = tensor(2, 8, 512, 64)
+    found = work("aten::_scaled_dot_product_cudnn_attention", (query, key, short, None, True, 0.0, True), ())
+    assert found == Attention(2, 32, 8, 512, 512, 128, algorithm="cudnn", value_dim=64)
     arguments = (query, query, key, key, query, None, None, None, 512, 512, 0.0, True, None, None)
     found = work("aten::_scaled_dot_product_flash_attention_backward", arguments, ())
     assert found == Attention(2, 32, 8, 512, 512, 128, backward=True)
@@ -94,6 +98,9 @@ def test_arithmetic_of_attention():
     backward = Attention(2, 32, 8, 512, 512, 128, causal=False, backward=True)
     assert backward.flops == 2.5 * full.flops
     assert full.moved == 2 * 2 * 128 * 512 * (2 * 32 + 2 * 8)
+    short, back = replace(full, value_dim=64), replace(backward, value_dim=64)
+    assert (short.flops / full.flops, back.flops / backward.flops) == ((128 + 64) / 256, (3 * 128 + 2 * 64) / 640)
+    assert short.moved == full.moved * 3 / 4
 
 
 CONVOLUTION = ((1, 1), (1, 1), (1, 1), False, (0, 0), 1)

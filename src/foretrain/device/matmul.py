@@ -102,7 +102,7 @@ _ATTENTION = {
 
 def _attention(places: _Places, backward: bool) -> Rule:
     def rule(arguments: Values, _: Values) -> Attention:
-        query, key = arguments[places.query], arguments[places.query + 1]
+        query, key, value = arguments[places.query : places.query + 3]
         causal = len(arguments) > places.causal and bool(arguments[places.causal])
         bounds = arguments[places.packed] if places.packed is not None else None
         dtype = number_format(query)
@@ -117,7 +117,9 @@ def _attention(places: _Places, backward: bool) -> Rule:
         else:
             batch, queries, heads, size = query.shape
             shape = (batch, heads, key.shape[-2], queries, key.shape[-3], size)
-        return Attention(*shape, causal, dtype, backward, places.algorithm, _window(arguments, places, causal))
+        window = _window(arguments, places, causal)
+        of_value = value.shape[-1] if value.shape[-1] != size else 0
+        return Attention(*shape, causal, dtype, backward, places.algorithm, window, of_value)
 
     return rule
 

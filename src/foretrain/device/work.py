@@ -56,6 +56,7 @@ class Attention:
     """Fused attention of ``(batch, heads, queries, head_dim)`` to ``(batch, kv_heads, keys, head_dim)``.
 
     Attributes:
+        value_dim: numbers of a head of values and of the result; 0 for ``head_dim``.
         causal: query i sees the keys up to i only.
         window: how many keys a query sees at most, those around it; 0 for all.
         backward: the gradients of queries, keys and values instead of the result.
@@ -72,6 +73,7 @@ class Attention:
     backward: bool = False
     algorithm: Algorithm = "flash"
     window: int = 0
+    value_dim: int = 0
 
     @property
     def seen(self) -> int:
@@ -80,17 +82,22 @@ class Attention:
 
     @property
     def flops(self) -> int:
-        """Return the operations of two products forward and five backward, masked ones left out."""
+        """Return the operations of two products forward and five backward, masked ones left out.
+
+        One forward and two backward go along a head of values, the others along one of keys.
+        """
         rising = min(self.queries, self.seen) if self.causal else 0  # queries that see one key more each
         pairs = rising * (rising + 1) // 2 + (self.queries - rising) * self.seen
-        return (10 if self.backward else 4) * self.batch * self.heads * pairs * self.head_dim
+        of_keys, of_values = (3, 2) if self.backward else (1, 1)
+        each = of_keys * self.head_dim + of_values * (self.value_dim or self.head_dim)
+        return 2 * self.batch * self.heads * pairs * each
 
     @property
     def moved(self) -> int:
         """Return the bytes of queries, keys, values and result; backward these, their gradients and the sums of the
         softmax."""
-        rows = 2 * self.heads * self.queries + 2 * self.kv_heads * self.keys
-        once = self.batch * rows * self.head_dim * format_size(self.dtype)
+        rows = self.heads * self.queries + self.kv_heads * self.keys
+        once = self.batch * rows * (self.head_dim + (self.value_dim or self.head_dim)) * format_size(self.dtype)
         return 2 * once + 4 * self.batch * self.heads * self.queries if self.backward else once
 
 
