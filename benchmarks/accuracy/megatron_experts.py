@@ -9,15 +9,14 @@ all, so that initial values do not depend on who has which.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import replace
 
 import float8_layers
 import megatron_model
 import torch
 import torch.distributed as dist
-from megatron_model import Norm, Shape, Way, attention_of, blocks
+from megatron_model import Norm, Shape, Way, again, attention_of, blocks
 from tensor_exchange import done, gather, scatter_sum
 from tensor_layers import Column, Row, Split, add_product, parameter, scaled
 from torch import Tensor, nn
@@ -50,23 +49,6 @@ def fuse() -> None:
     """Lets the compiler make one kernel of each of the functions above."""
     for function in (weighted_activation, sum_of_choices):
         globals()[function.__name__] = torch.compile(function)
-
-
-def again(wanted: bool, function: Callable[..., Tensor], *inputs: Tensor) -> tuple[Tensor, AbstractContextManager]:
-    """What ``function`` gives, and where to use it so that it is not kept but computed again in the backward pass."""
-    found = function(*inputs)
-    if not wanted:
-        return found, nullcontext()
-    here = found.untyped_storage().data_ptr()
-
-    def pack(kept: Tensor) -> Tensor | torch.Size:
-        return kept.shape if kept.untyped_storage().data_ptr() == here else kept
-
-    @torch.no_grad()
-    def unpack(kept: Tensor | torch.Size) -> Tensor:
-        return kept if isinstance(kept, Tensor) else function(*inputs).view(kept)
-
-    return found, torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
 class _Copy(torch.autograd.Function):

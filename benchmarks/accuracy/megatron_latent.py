@@ -7,11 +7,10 @@ positions turn a part; that part of the keys is one for all heads.
 from __future__ import annotations
 
 import torch
-from megatron_model import HeadNorm, Shape, Way
+from megatron_model import HeadNorm, Shape, Way, again
 from tensor_layers import Column, Row, Split
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 
 # Megatron has kernels for these two (``apply_rope_fusion``); `fuse` makes kernels of them here.
@@ -64,16 +63,17 @@ class LatentAttention(nn.Module):
         wide = self.values(values).unflatten(-1, (self.heads, 2 * self.size))
         return turn_queries(q, *turn), *keys_and_values(wide, part, *turn, self.size)
 
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        # cuDNN takes values shorter than keys, for which PyTorch never asks it.
+        if q.is_cuda and self.way.attention == "cudnn":
+            return torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True)[0]
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
         latent = self.latent
         short, part = self.to_values(x).split((latent.values, latent.turned), dim=-1)
         latents = self.of_queries(self.to_queries(x)), self.of_values(short), part, turn
-        again = self.way.recompute == "latents" and torch.is_grad_enabled()
-        widened = checkpoint(self._widen, *latents, use_reentrant=False) if again else self._widen(*latents)
-        q, k, v = (each.permute(1, 2, 0, 3) for each in widened)
-        # cuDNN takes values shorter than keys, for which PyTorch never asks it.
-        if q.is_cuda and self.way.attention == "cudnn":
-            mixed = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, True)[0]
-        else:
-            mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        widened, where = again(self.way.recompute == "latents", self._widen, *latents)
+        with where:
+            mixed = self._mix(*(each.permute(1, 2, 0, 3) for each in widened))
         return self.output(mixed.permute(2, 0, 1, 3).flatten(2))

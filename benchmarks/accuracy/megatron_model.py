@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import float8_layers
 import ring_attention
@@ -227,6 +229,35 @@ def plain_scores_to_shares(scores: Tensor, scale: float) -> Tensor:
 def _later(length: int, device: torch.device) -> Tensor:
     """Whether a key comes after a query: (queries, keys)."""
     return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
+
+
+def again(wanted: bool, function: Callable[..., Any], *inputs: Any) -> tuple[Any, AbstractContextManager]:
+    """What ``function`` gives, and where to use it so that it is not kept but computed again in the backward pass.
+
+    As Megatron-Core's ``CheckpointWithoutOutput``.
+    """
+    found = function(*inputs)
+    if not wanted:
+        return found, nullcontext()
+    outputs = found if isinstance(found, tuple) else (found,)
+    places = {one.untyped_storage().data_ptr(): number for number, one in enumerate(outputs)}
+    made: list[Tensor] = []
+
+    def pack(kept: Tensor) -> Tensor | tuple[Any, ...]:
+        number = places.get(kept.untyped_storage().data_ptr())
+        return kept if number is None else (number, kept.shape, kept.stride(), kept.storage_offset())
+
+    @torch.no_grad()
+    def unpack(kept: Tensor | tuple[Any, ...]) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        if not made:
+            outputs = function(*inputs)
+            made.extend(outputs if isinstance(outputs, tuple) else (outputs,))
+        number, *view = kept
+        return made[number].as_strided(*view)
+
+    return found, torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
 class Norm(nn.Module):

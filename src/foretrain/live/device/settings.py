@@ -22,7 +22,9 @@ LAUNCH: Time = 6 * MICROSECOND
 """Host time of an eager framework for one kernel; 5 to 10 µs are usual."""
 WATCHED = 2
 """Steps to watch before a policy schedules. The first pays for allocations; in virtual time more are alike."""
-STAND_INS = ("apex", "causal_conv1d", "deep_ep", "flash_attn", "grouped_gemm", "transformer_engine", "triton")
+STAND_INS = (
+    "apex", "causal_conv1d", "deep_ep", "flash_attn", "grouped_gemm", "mamba_ssm", "transformer_engine", "triton",
+)  # fmt: skip
 """Libraries that can be stood in for."""
 
 

@@ -36,6 +36,7 @@ VERSIONS = {
     "deep_ep": "1.2.1",
     "flash_attn": "2.8.3",
     "grouped_gemm": "1.1.4",
+    "mamba_ssm": "2.3.0",
     "transformer_engine": "2.9.0",
     "triton": "3.7.1",
 }
