@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
+import megatron_experts
 import torch
 import torch.distributed as dist
 from job import Meter, join
 from megatron_batch import load
+from megatron_experts import Grouped
 from megatron_model import SHAPES, Shape, Stage, Way, fuse, gpt
 from megatron_optimizer import Gradients, MixedPrecisionAdam, counted, sum_partial, wait_before_use
 from megatron_pipeline import Line, interleaved, one_forward_one_backward
@@ -26,7 +29,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from transformer_engine_memory import let_stand_in
 
-RECOMPUTED = ("none", "selective", "activations", "latents", "full")
+RECOMPUTED = ("none", "selective", "activations", "latents", "experts", "full")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -40,7 +43,7 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument("--experts", type=int, help="of a model that has some")
     parser.add_argument("--dense", type=int, help="layers at the beginning that have no experts")
-    parser.add_argument("--predict", action="store_true", help="another layer predicts the word after the next one")
+    parser.add_argument("--predict", type=int, default=0, help="words after the next one that are predicted as well")
     parser.add_argument("--drop", action="store_true", help="tokens above an expert's equal share; pads what lacks")
     parser.add_argument("--sequence", type=int, default=2048, help="tokens of a sequence")
     parser.add_argument("--micro-batch", type=int, default=1, help="sequences at once")
@@ -72,8 +75,6 @@ def options() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = parser.parse_args()
-    if args.predict and args.tp > 1:
-        parser.error("--predict needs --tp 1: what it joins is not gathered here")
     if args.first and args.first % args.pp:
         parser.error("--first must be a multiple of --pp")
     if args.recompute == "activations" and not (args.model in SHAPES and SHAPES[args.model].mixture):
@@ -100,7 +101,7 @@ def shape_of(args: argparse.Namespace) -> Shape:
 def layers_of(shape: Shape, args: argparse.Namespace, number: int) -> range:
     """The layers of stage ``number`` of all: each has as many, but the last one what is left."""
     stages, ends = args.pp * args.vp, 1 if args.ends_count else 0
-    places = shape.layers + ends * (2 + shape.predict)
+    places = shape.layers + ends * (2 + bool(shape.predict))
     each = math.ceil(places / stages)
     if (stages - 1) * each >= places:
         raise SystemExit(f"{places} layers do not fill {stages} stages of {each}: the last ones would have none")
@@ -129,6 +130,15 @@ def build(
             let_stand_in(weights, stage.head.weight if stage.last else None)
         stages.append(stage)
     return stages
+
+
+def multiplied(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Yields weights whose gradients are added where they are computed, once for each use."""
+    for part in module.modules():
+        if isinstance(part, (Column, Row)):
+            yield part.weight
+        elif isinstance(part, Grouped):
+            yield from (part.up, part.down)
 
 
 def copied_words(stages: list[Stage]) -> nn.Parameter | None:
@@ -172,8 +182,6 @@ def main() -> None:
         megatron_latent.fuse()
     if mixture := shape_of(args).mixture:
         if args.fuse:
-            import megatron_experts
-
             megatron_experts.fuse()
         sizes = (args.pp, world // (args.pp * args.ep * args.etp), args.ep, args.etp)
         of_experts = init_device_mesh(args.device, sizes, mesh_dim_names=("stage", "holders", "ep", "etp"))
@@ -196,6 +204,7 @@ def main() -> None:
         for stage in stages
         if stage.last
     }
+    uses |= {weight: stage.shape.predict for stage in stages if stage.ahead for weight in multiplied(stage.ahead)}
     if (words := copied_words(stages)) is not None:
         words.copied = args.distributed_optimizer
     scatter, overlap = args.distributed_optimizer, args.overlap_data

@@ -18,25 +18,15 @@ import torch
 import torch.distributed as dist
 from megatron_model import Norm, Shape, Way, again, attention_of, blocks
 from tensor_exchange import done, gather, scatter_sum
-from tensor_layers import Column, Row, Split, add_product, parameter, scaled
+from tensor_layers import Alone, Column, Row, Split, add_product, parameter, scaled
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-
-
-class Alone:
-    """A group of this rank: what is split over it is whole, and nothing is exchanged."""
-
-    def size(self) -> int:
-        return 1
-
-    def rank(self) -> int:
-        return 0
 
 
 # Megatron and Transformer Engine have kernels for these; `fuse` makes kernels of them here.
 def weighted_activation(x: Tensor, weights: Tensor, kind: str) -> Tensor:
     """What an expert does between its products to (rows, outputs), times the weights of the rows."""
-    return (megatron_model.gated_unit(x, kind).float() * weights.unsqueeze(1)).to(x.dtype)
+    return (megatron_model.activation(x, kind).float() * weights.unsqueeze(1)).to(x.dtype)
 
 
 def sum_of_choices(rows: Tensor, places: Tensor) -> Tensor:
@@ -264,6 +254,13 @@ class Experts(nn.Module):
         first = self.group.rank() * self.here
         self.router = parameter(split, f"{name}.router", (self.mixture.experts, shape.hidden), None, 0.02)
         self.router.partial = split.sequence
+        if narrow := self.mixture.narrow:
+            here = replace(split, group=Alone(), sequence=False, pieces=1)
+            self.narrow = Column(here, f"{name}.narrow", shape.hidden, narrow, bias=False)
+            self.widen = Column(here, f"{name}.widen", narrow, shape.hidden, bias=False)
+            for layer in (self.narrow, self.widen):
+                layer.weight.partial = split.sequence
+            shape = replace(shape, hidden=narrow)
         whole = replace(split, group=self.parts, sequence=False, pieces=1)
         kind = Grouped if self.mixture.grouped else Sequential
         self.networks = kind(whole, name, shape, range(first, first + self.here), way.recompute == "activations")
@@ -272,14 +269,18 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, 1)
+        sent = self.narrow(x).flatten(0, 1) if self.mixture.narrow else tokens
         logits = nn.functional.linear(tokens, self.router).float()
         weights, chosen = logits.softmax(-1).topk(self.mixture.top)
         counts = chosen.flatten().bincount(minlength=self.mixture.experts)
         order = chosen.flatten().argsort(stable=True)
         places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         if self.mixture.drop:
-            return self._shares(tokens, weights, chosen, counts, places).view_as(x)
-        return self._all(tokens, weights, counts, order, places).view_as(x)
+            found = self._shares(sent, weights, chosen, counts, places)
+        else:
+            found = self._all(sent, weights, counts, order, places)
+        found = found.view(*x.shape[:2], -1)
+        return self.widen(found) if self.mixture.narrow else found
 
     def _shares(self, tokens: Tensor, weights: Tensor, chosen: Tensor, counts: Tensor, places: Tensor) -> Tensor:
         """Of each expert's tokens as many as its share, and nothing where there are fewer: the host knows all sizes."""
@@ -325,20 +326,35 @@ class Experts(nn.Module):
         return _Add.apply(rows, sources, places)
 
 
+class Mixed(nn.Module):
+    """Experts, and perhaps a small network beside them that sees all tokens."""
+
+    def __init__(self, split: Split, name: str, shape: Shape, way: Way) -> None:
+        super().__init__()
+        assert shape.mixture is not None
+        self.kind, self.shared = shape.activation, shape.mixture.shared
+        self.experts = Experts(split, f"{name}.experts", shape, way)
+        if self.shared:
+            many = blocks(shape)
+            self.up = Column(split, f"{name}.up", shape.hidden, many * self.shared, many, bias=False)
+            self.down = Row(split, f"{name}.down", self.shared, shape.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.experts(x)
+        if self.shared:
+            out = out + self.down(megatron_model.bias_activation(self.up(x), None, self.kind))
+        return out
+
+
 class ExpertLayer(nn.Module):
-    """A layer of a GPT with experts in place of its feed-forward network, and perhaps a small one beside them."""
+    """A layer of a GPT with experts in place of its feed-forward network."""
 
     def __init__(self, split: Split, number: int, shape: Shape, way: Way) -> None:
         super().__init__()
-        assert shape.mixture is not None
-        self.shape, self.way, shared = shape, way, shape.mixture.shared
+        self.way = way
         self.before, self.between = Norm(split, shape), Norm(split, shape)
         self.attention = attention_of(split, f"{number}.attention", shape, way)
-        self.experts = Experts(split, f"{number}.experts", shape, way)
-        if shared:
-            many = blocks(shape)
-            self.up = Column(split, f"{number}.up", shape.hidden, many * shared, many, bias=False)
-            self.down = Row(split, f"{number}.down", shared, shape.hidden, bias=False)
+        self.mixed = Mixed(split, str(number), shape, way)
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor] | None) -> Tensor:
         recompute = self.way.recompute == "activations"
@@ -348,7 +364,5 @@ class ExpertLayer(nn.Module):
         x = megatron_model.bias_dropout_add(mixed, self.attention.output.bias, x, self.way.dropout)
         normed, where = again(recompute, self.between, x)
         with where:
-            out = self.experts(normed)
-        if self.shape.mixture.shared:
-            out = out + self.down(megatron_model.bias_activation(self.up(normed), None, self.shape.activation))
+            out = self.mixed(normed)
         return megatron_model.bias_dropout_add(out, None, x, self.way.dropout)

@@ -12,7 +12,7 @@ import float8_layers
 import ring_attention
 import torch
 import transformer_engine_memory
-from tensor_layers import Column, Row, Split, VocabularyEmbedding, cross_entropy, parameter
+from tensor_layers import Alone, Column, Row, Split, VocabularyEmbedding, cross_entropy, parameter
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.nn import functional
@@ -34,6 +34,7 @@ class Mixture:
         drop: whether each expert takes as many tokens as if all got equally many: the others are dropped, and what
             lacks is padded (``moe_expert_capacity_factor`` 1, ``moe_pad_expert_input_to_capacity``).
         grouped: whether products of all experts are one operator (``moe_grouped_gemm``).
+        narrow: size of the vectors that experts see in place of tokens (``moe_latent_size``); 0 for the tokens.
     """
 
     experts: int
@@ -43,6 +44,24 @@ class Mixture:
     dense: int = 0
     drop: bool = False
     grouped: bool = True
+    narrow: int = 0
+
+
+@dataclass(frozen=True)
+class Scan:
+    """Layers of one kind each; see megatron_hybrid.py.
+
+    Attributes:
+        pattern: a letter for each layer: M for Mamba-2, * for attention, E for experts.
+        heads: of Mamba-2, each of ``width`` numbers, and of a state of ``state`` times as many.
+        groups: of heads that share what they write and read states by.
+    """
+
+    pattern: str
+    heads: int
+    width: int = 64
+    groups: int = 8
+    state: int = 128
 
 
 @dataclass(frozen=True)
@@ -66,7 +85,7 @@ class Shape:
         groups: heads of keys and values.
         feed: hidden size of the feed-forward network.
         learned: whether positions are learned and added to the words; else rotary ones turn queries and keys.
-        predict: whether another layer predicts the word after the next one; see `Ahead`.
+        predict: how many words after the next one are predicted, one by one; see `Ahead`.
         size: of a head; 0 for an equal part of ``hidden``.
         norms: whether queries and keys are normalized, head by head.
     """
@@ -86,7 +105,8 @@ class Shape:
     norms: bool = False
     mixture: Mixture | None = None
     latent: Latent | None = None
-    predict: bool = False
+    scan: Scan | None = None
+    predict: int = 0
 
     @property
     def head(self) -> int:
@@ -127,6 +147,15 @@ def deepseek(layers: int, hidden: int, feed: int, words: int, mixture: Mixture) 
     return replace(shape, mixture=mixture, latent=Latent(1536, 512, 64))
 
 
+def nemotron3(hidden: int, heads: int, pattern: str, mixture: Mixture) -> Shape:
+    shape = Shape(len(pattern), hidden, 32, 2, 0, 131072, "relu2", "rms", bias=False, learned=False, tied=False)
+    return replace(shape, size=128, mixture=mixture, scan=Scan(pattern, heads))
+
+
+NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+SUPER = "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME"
+
+
 SHAPES = {
     "gpt3-175b": gpt(96, 12288, 96),  # Brown et al., 2020
     "megatron-22b": gpt(48, 6144, 64),  # Korthikanti et al., 2022, table 3
@@ -142,6 +171,8 @@ SHAPES = {
     "gpt-oss-120b": gpt_oss(),
     "deepseek-v2": deepseek(60, 5120, 12288, 102400, Mixture(160, 6, 1536, 3072, dense=1)),  # report, 2024, §3.1.2
     "deepseek-v3": deepseek(61, 7168, 18432, 129280, Mixture(256, 8, 2048, 2048, dense=3)),  # report, 2024, §4.2
+    "nemotron-3-nano": nemotron3(2688, 64, NANO, Mixture(128, 6, 1856, 3712)),  # its config.json, 2025
+    "nemotron-3-super": nemotron3(4096, 128, SUPER, Mixture(512, 22, 2688, 5376, narrow=1024)),  # 2026
 }
 
 
@@ -154,7 +185,7 @@ class Way:
             does ``cudnn``, which Transformer Engine prefers from Hopper on.
         recompute: what the backward pass computes again: nothing, the core of attention, norms before products and
             experts' activations (``recompute_modules`` layernorm and moe_act), what attention makes of its latents
-            (mla_up_proj), or each layer.
+            (mla_up_proj), norms, experts and the core of attention (layernorm, moe, core_attn), or each layer.
         context: the ranks that a sequence is spread over, zigzag; None for one.
         experts: the ranks that share a layer's experts; None for one.
         parts: the ranks that each expert is split over; None for one.
@@ -162,7 +193,7 @@ class Way:
     """
 
     attention: Literal["core", "flash", "cudnn"] = "core"
-    recompute: Literal["none", "selective", "activations", "latents", "full"] = "none"
+    recompute: Literal["none", "selective", "activations", "latents", "experts", "full"] = "none"
     dropout: float = 0.0
     context: ProcessGroup | None = None
     experts: ProcessGroup | None = None
@@ -178,7 +209,11 @@ def scores_to_shares(scores: Tensor, scale: float) -> Tensor:
 
 
 def bias_activation(x: Tensor, bias: Tensor | None, kind: str) -> Tensor:
-    x = x if bias is None else x + bias
+    return activation(x if bias is None else x + bias, kind)
+
+
+def activation(x: Tensor, kind: str) -> Tensor:
+    """What a network does between its products."""
     if "glu" in kind:
         return gated_unit(x, kind)
     return functional.relu(x).square() if kind == "relu2" else functional.gelu(x, approximate="tanh")
@@ -337,8 +372,8 @@ class Attention(nn.Module):
         if each > 1 and (self.way.attention == "core" or not q.is_cuda):
             k, v = k.repeat_interleave(each, 2), v.repeat_interleave(each, 2)
         core = self._core if self.way.attention == "core" else self._flash
-        again = self.way.recompute == "selective" and torch.is_grad_enabled()
-        return self.output(checkpoint(core, q, k, v, use_reentrant=False) if again else core(q, k, v))
+        recompute = self.way.recompute in ("selective", "experts") and torch.is_grad_enabled()
+        return self.output(checkpoint(core, q, k, v, use_reentrant=False) if recompute else core(q, k, v))
 
 
 def blocks(shape: Shape) -> int:
@@ -373,6 +408,10 @@ def attention_of(split: Split, name: str, shape: Shape, way: Way) -> nn.Module:
 
 def layer_of(split: Split, number: int, shape: Shape, way: Way) -> nn.Module:
     """The layer ``number``, perhaps with experts."""
+    if shape.scan:
+        from megatron_hybrid import HybridLayer
+
+        return HybridLayer(split, number, shape, way, shape.scan.pattern[number])
     if shape.mixture is None or number < shape.mixture.dense:
         return Layer(split, number, shape, way)
     from megatron_experts import ExpertLayer
@@ -381,10 +420,11 @@ def layer_of(split: Split, number: int, shape: Shape, way: Way) -> nn.Module:
 
 
 class Ahead(nn.Module):
-    """A layer that predicts the word after the next one from the last layer's output and the next word.
+    """Layers that predict words after the next one from the last layer's output and the words before them.
 
-    DeepSeek-V3, 2024, §2.2, and Megatron-Core's `MultiTokenPredictionLayer`. Words' vectors are those of the first
-    stage, of which another one has a copy.
+    DeepSeek-V3, 2024, §2.2, and Megatron-Core's `MultiTokenPredictionLayer`: one layer of the model's kind; of hybrid
+    models attention and experts, in full precision, passed once for each word (``mtp_use_repeated_layer``). Words'
+    vectors are those of the first stage, of which another one has a copy.
     """
 
     def __init__(self, split: Split, shape: Shape, way: Way, words: VocabularyEmbedding | None) -> None:
@@ -392,16 +432,29 @@ class Ahead(nn.Module):
         if words is None:
             self.words = VocabularyEmbedding(split, shape.words, shape.hidden)
         self.first = [] if words is None else [words]  # in a list: it is another module's
+        split = replace(split, float8=None) if shape.scan else split
         self.of_words, self.of_layer = Norm(split, shape), Norm(split, shape)
-        self.join = Column(split, "ahead.join", 2 * shape.hidden, shape.hidden, bias=False)
-        self.layer = layer_of(split, shape.layers, shape, way)
+        whole = replace(split, group=Alone(), sequence=False, pieces=1)
+        self.join = Column(whole, "ahead.join", 2 * shape.hidden, shape.hidden, bias=False)
+        self.join.weight.partial = split.sequence
+        self.layers = nn.ModuleList(_layers_ahead(split, shape, way))
         self.norm = Norm(split, shape)
 
-    def forward(self, x: Tensor, following: Tensor, turn: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Of (sequence, batch, hidden) and the words that follow, (batch, sequence)."""
+    def forward(self, x: Tensor, following: Tensor, turn: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+        """Of (sequence, batch, hidden) and the words that follow, (batch, sequence): the same of one word later."""
         words = self.first[0] if self.first else self.words
-        both = torch.cat((self.of_words(words(following)), self.of_layer(x)), -1)
-        return self.norm(self.layer(self.join(both), turn))
+        x = self.join(torch.cat((self.of_words(words(following)), self.of_layer(x)), -1))
+        for layer in self.layers:
+            x = layer(x, turn)
+        return x, self.norm(x)
+
+
+def _layers_ahead(split: Split, shape: Shape, way: Way) -> list[nn.Module]:
+    if not shape.scan:
+        return [layer_of(split, shape.layers, shape, way)]
+    from megatron_hybrid import HybridLayer
+
+    return [HybridLayer(split, f"ahead.{kind}", shape, way, kind) for kind in "*E"]
 
 
 class Stage(nn.Module):
@@ -454,7 +507,7 @@ class Stage(nn.Module):
                 places = self.places[self.positions].unsqueeze(1)
                 x = x + self.split.own(places)
             x = functional.dropout(x, self.way.dropout) if self.way.dropout else x
-        turn = None if self.shape.learned else (self.cosine, self.sine)
+        turn = None if self.shape.learned or self.shape.scan else (self.cosine, self.sine)
         for layer in self.layers:
             if self.way.recompute == "full":
                 x = checkpoint(layer, x, turn, use_reentrant=True, preserve_rng_state=self.way.dropout > 0)
@@ -464,10 +517,13 @@ class Stage(nn.Module):
             return x
         assert targets is not None
         loss = self._loss(self.norm(x), targets)
-        if self.ahead is None:
-            return loss
-        # The last word has none after the next one: Megatron masks it, which costs the same as any target.
-        return loss + 0.1 * self._loss(self.ahead(x, targets, turn), targets.roll(-1, 1))
+        for _ in range(self.shape.predict):
+            assert self.ahead is not None
+            x, normed = self.ahead(x, targets, turn)
+            # The last word has none after the next one: Megatron masks it, which costs the same as any target.
+            targets = targets.roll(-1, 1)
+            loss = loss + 0.1 * self._loss(normed, targets)
+        return loss
 
     def _loss(self, x: Tensor, targets: Tensor) -> Tensor:
         targets = targets.t()

@@ -389,7 +389,7 @@ def _deepseek_v3(row: Record) -> tuple[dict[str, object], tuple[str, ...]]:
     if _is_fused(row):
         departures.append(FUSED)
     options = _modern(row, "deepseek-v3", _float8(row), "bf16", ep=row["ep"], drop="tokendrop" in row["model"])
-    options |= {"predict": "w/o MTP" not in row["model"], "recompute": recompute, "overlap-gather": True}
+    options |= {"predict": 0 if "w/o MTP" in row["model"] else 1, "recompute": recompute, "overlap-gather": True}
     return options, tuple(departures)
 
 

@@ -29,6 +29,16 @@ from torch.distributed import ProcessGroup
 from transformer_engine_memory import added
 
 
+class Alone:
+    """A group of this rank: what is split over it is whole, and nothing is exchanged."""
+
+    def size(self) -> int:
+        return 1
+
+    def rank(self) -> int:
+        return 0
+
+
 @dataclass(frozen=True)
 class Split:
     """How layers are split, and how they multiply.

@@ -19,7 +19,8 @@ QWEN3 = f"{EXPERTS} --global-batch 8 --model qwen3-30b-a3b"
 GROK = f"{EXPERTS} --global-batch 8 --model grok1 --drop"
 GPT_OSS = f"{EXPERTS} --global-batch 8 --model gpt-oss-120b"
 DEEPSEEK = f"{EXPERTS} --global-batch 8 --model deepseek-v2"
-AHEAD = f"{DEEPSEEK} --predict --layers 3"
+AHEAD = f"{DEEPSEEK} --predict 1 --layers 3"
+HYBRID = f"{EXPERTS} --global-batch 8 --model nemotron-3-super --experts 32 --layers 8 --predict 2"
 LLAMA = "llama.py --model debug --sequence 32"
 MPT = "mpt.py --model debug --sequence 32 --global-batch 8"
 WHOLE = {GPT: f"{GPT} 8", LLAMA: f"{LLAMA} --exact --batch 4", MPT: f"{MPT} --exact --micro-batch 8"}
@@ -57,6 +58,8 @@ def run(command: str, ranks: int) -> list[float]:
         (DEEPSEEK, 4, "--ep 2 --pp 2 --recompute latents"),
         (AHEAD, 4, "--ep 2 --pp 2 --overlap-data"),  # two layers, one
         (AHEAD, 2, "--pp 2 --vp 3 --ends-count"),  # of six places: embedding, three layers, the one ahead, loss
+        (HYBRID, 2, "--tp 2 --ep 2 --sequence-parallel --overlap-data"),
+        (HYBRID, 2, "--pp 2 --recompute experts"),
         (LLAMA, 2, "--exact --batch 2 --recompute layers"),
         (LLAMA, 4, "--exact --batch 1 --shard 2"),
         (LLAMA, 2, "--exact --batch 4 --tp 2 --recompute selective"),
