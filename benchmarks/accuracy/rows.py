@@ -389,19 +389,36 @@ def _deepseek_v3(row: Record) -> tuple[dict[str, object], tuple[str, ...]]:
     if _is_fused(row):
         departures.append(FUSED)
     options = _modern(row, "deepseek-v3", _float8(row), "bf16", ep=row["ep"], drop="tokendrop" in row["model"])
-    options |= {"predict": 0 if "w/o MTP" in row["model"] else 1, "recompute": recompute, "overlap-gather": True}
+    options |= {"predict": None if "w/o MTP" in row["model"] else 1, "recompute": recompute, "overlap-gather": True}
     return options, tuple(departures)
+
+
+HYBRIDS = {
+    "Nemotron_3_Nano": ("nemotron-3-nano", None),
+    "Nemotron_3_5_Lightning": ("nemotron-3-nano", 2),
+    "Nemotron_3_Super": ("nemotron-3-super", 2),
+}
+"""Models with layers of Mamba, and how many words they look ahead, by their names in Megatron-Bridge's tables."""
+
+
+def _hybrid(row: Record, model: str, predict: int | None) -> tuple[dict[str, object], tuple[str, ...]]:
+    """As in Megatron-Bridge's recipes, v0.4.0 to v0.6.0."""
+    recompute, departures = None, [BALANCED, *_scales(row), HYBRID]
+    if row["gpu"] == "DGX-H100":
+        recompute = "experts"
+    elif (model, row["gpu"]) == ("nemotron-3-super", "DGX-B200"):
+        recompute = "activations"
+    if _is_fused(row):
+        departures.append("the products of an expert are not one kernel, and attention is not in float8")
+    options = _modern(row, model, _float8(row), "bf16", ep=row["ep"], predict=predict, recompute=recompute)
+    return options | {"overlap-gather": True}, tuple(departures)
 
 
 def _mbridge(row: Record) -> Run:
     if row["gpu"] not in GPUS:
         raise _Cannot(f"no server with {row['gpu'].removeprefix('DGX-')} is known here")
     name = row["model"].partition(" (")[0]
-    if name.startswith("Nemotron"):
-        raise _Cannot("a hybrid model: megatron.py has no Mamba")
-    if name.startswith("DeepSeekV3"):
-        return "megatron.py", *_deepseek_v3(row)
-    if name not in MIXTURES and not name.startswith("LLAMA"):
+    if not name.startswith(("LLAMA", "DeepSeekV3", *HYBRIDS, *MIXTURES)):
         raise _Cannot("megatron.py has no such model")
     if row["parallelism"] != "Pre-Training Performance":
         raise _Cannot("not pre-training")
@@ -409,6 +426,10 @@ def _mbridge(row: Record) -> Run:
         raise _Cannot(f"{row['precision']}: no GPU here multiplies in 4 bits")
     if row["fsdp_or_zero"] not in ("", "0"):
         raise _Cannot("Megatron's own FSDP")
+    if name == "DeepSeekV3":
+        return "megatron.py", *_deepseek_v3(row)
+    if name in HYBRIDS:
+        return "megatron.py", *_hybrid(row, *HYBRIDS[name])
     if name in MIXTURES:
         return "megatron.py", *_mixture(row, MIXTURES[name])
     size = row["model"].rpartition("_")[2].lower()
