@@ -3,8 +3,9 @@
 Every number is a ratio to stock DDP at its best of several bucket sizes, measured in the same run, case by case in
 interleaved rounds, on hosts that are network namespaces of this machine. Needs root.
 
---quick: ResNet-50 with three tenths of its bytes, and the same with one host 20 % slower, on one lab. Other models,
-the real transformer among them, are in --full alone, and so is what RESULT has of them.
+--quick: the first cell of --full, ResNet-50 on 2 hosts, with steps as long as there; one schedule, DDP with the bucket
+that is forecast to be its best, and one turn of each, so that drift of the machine counts. Other models, the real
+transformer among them, and the straggler are in --full alone, and so is what RESULT has of them.
 --full: the grid, about an hour; --json is written anew after every cell, so that nothing measured is lost.
 """
 
@@ -89,9 +90,13 @@ class Cell:
 
 
 def quick() -> list[Cell]:
-    """Two experiments on one lab, with steps that are as long as some of `full`: a quarter of a second and more."""
-    common = {"iterations": 16, "rounds": 2, "warmup": 1, "schedules": (OURS,), "ratio": 1.0, "size": 0.3}
-    return [Cell("resnet50", 2, "1Gbps", {**common, **skew}, buckets=1) for skew in ({}, {"straggler": 0.2})]
+    """The first cell of `full`, with no more cases, samples and turns than a comparison needs.
+
+    A second turn would observe a second time: three steps under a barrier, of twice T* each.
+    """
+    first = full()[0]
+    fewer = {"iterations": 15, "rounds": 1, "warmup": 1, "schedules": (OURS,)}
+    return [dataclasses.replace(first, options={**first.options, **fewer}, buckets=1)]
 
 
 def full() -> list[Cell]:
@@ -225,29 +230,20 @@ def errors(results: Sequence[LabResult]) -> list[float]:
     ]
 
 
-def together(cells: Sequence[Cell]) -> list[LabResult]:
-    """All ``cells`` in one launch: they share hosts and rate."""
-    eta, first = Eta(cells), cells[0]
-    plan = LabPlan(first.hosts, parse_rate(first.rate), tuple(cell.experiment for cell in cells), calibration=1.0)
-
-    def progress(now: LabProgress) -> None:
-        eta.show(now.experiment, f"{cells[now.experiment]}: {now.what}", now.done / max(1, now.total))
-
-    with lab(first.hosts, first.rate) as on_hosts:
-        return list(conduct(plan, on_hosts, progress))
-
-
 def one_by_one(
-    cells: Sequence[Cell], keep: Callable[[Sequence[LabResult], Sequence[str]], None]
+    cells: Sequence[Cell], calibration: float, keep: Callable[[Sequence[LabResult], Sequence[str]], None]
 ) -> tuple[list[LabResult], list[str]]:
-    """Every cell in a launch of its own, so that one that fails costs only itself; ``keep`` gets what there is."""
+    """Every cell in a launch of its own, so that one that fails costs only itself; ``keep`` gets what there is.
+
+    ``calibration``: seconds that each launch measures its links.
+    """
     eta, results, failures = Eta(cells), [], []
     for number, cell in enumerate(cells):
 
         def progress(now: LabProgress, number: int = number, cell: Cell = cell) -> None:
             eta.show(number, f"{cell}: {now.what}", now.done / max(1, now.total))
 
-        plan = LabPlan(cell.hosts, parse_rate(cell.rate), (cell.experiment,), calibration=2.0)
+        plan = LabPlan(cell.hosts, parse_rate(cell.rate), (cell.experiment,), calibration=calibration)
         try:
             with lab(cell.hosts, cell.rate) as on_hosts:
                 results += conduct(plan, on_hosts, progress)
@@ -263,19 +259,14 @@ def one_by_one(
 def main() -> None:
     """Prints a table per cell and the RESULT line."""
     arguments = options(__doc__ or "")
-    failures: list[str] = []
-    if arguments.quick:
-        results = together(quick())
-        for one in results:
-            Console(width=110, highlight=False).print(lab_summary(one))
-    else:
 
-        def keep(results: Sequence[LabResult], failures: Sequence[str]) -> None:
-            if arguments.json:
-                text = json.dumps({"partial": values(results), "details": details(results, failures)}, indent=2)
-                arguments.json.write_text(text + "\n")
+    def keep(results: Sequence[LabResult], failures: Sequence[str]) -> None:
+        if arguments.json:
+            text = json.dumps({"partial": values(results), "details": details(results, failures)}, indent=2)
+            arguments.json.write_text(text + "\n")
 
-        results, failures = one_by_one(full(), keep)
+    cells, calibration = (quick(), 1.0) if arguments.quick else (full(), 2.0)
+    results, failures = one_by_one(cells, calibration, keep)
     finish(arguments, "lab", values(results), details(results, failures), seed=SEED)
     if failures:
         sys.exit(1)
