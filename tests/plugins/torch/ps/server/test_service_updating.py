@@ -1,14 +1,16 @@
-"""A service that updates, over real sockets: what a broken connection has said twice is applied once, in every mode."""
+"""A service that updates, over real sockets, in every mode: nothing is applied twice, and who closes is answered."""
 
 import contextlib
+import threading
 
 import numpy as np
 import pytest
 import torch
 
 from foretrain.comm.ps.consistency import encode_groups
-from foretrain.comm.ps.frames import FrameKind, Header
+from foretrain.comm.ps.frames import CLOSED, FrameKind, Header
 from foretrain.comm.ps.placement import Declaration, Declared, Optimized, Placement
+from foretrain.comm.ps.server import snapshots
 from foretrain.plugins.torch.ps.server.parameter_store import PartState, decode, encode
 from tests.comm.ps.server.jobs import Way, Worker, serving
 
@@ -101,6 +103,66 @@ def test_what_a_server_begins_with_outlives_it_before_anybody_has_pushed(tmp_pat
             for worker in team:
                 worker.connection.send(Header(FrameKind.BYE))
             team[0].until(lambda: not list(tmp_path.iterdir()))
+            assert service.failure is None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("consistency", ["bsp", "async", "ssp(1)"])
+def test_a_worker_that_closes_is_answered_although_the_server_died_while_it_wrote_a_snapshot(
+    tmp_path, monkeypatch, consistency
+):
+    """Half a file is left of the snapshot with the last round and both closes; the one before has neither."""
+    what, options = declared(consistency), {"snapshots": tmp_path, "every": 1}
+    write, dies, died = snapshots.write_atomically, threading.Event(), threading.Semaphore(0)
+
+    def write_or_die(path, pieces):
+        if not dies.is_set():
+            return write(path, pieces)
+        whole = b"".join(pieces)
+        path.with_name(f".{path.name}.tmp").write_bytes(whole[: len(whole) // 2])
+        died.release()
+        raise SystemExit  # of the thread that writes; the server is stopped below
+
+    def closed(worker):
+        return any(header.flag & CLOSED and header.step == 2 for header in worker.headers(FrameKind.COMMITTED))
+
+    monkeypatch.setattr(snapshots, "write_atomically", write_or_die)
+    with contextlib.ExitStack() as stack:
+        with serving(2, **options) as service:
+            address = service.address
+            team = [stack.enter_context(Worker(address, rank)) for rank in range(2)]
+            for worker in team:
+                worker.join(what)
+                rule(worker, 0, lr=1.0)
+            seed(team[0], what)
+            step(team, what, 0)
+            for worker in team:
+                worker.until(lambda worker=worker: any(h.step == 1 for h in worker.headers(FrameKind.COMMITTED)))
+            dies.set()
+            step(team, what, 1)
+            for worker in team:
+                worker.connection.send(Header(FrameKind.DONE))
+            assert died.acquire(timeout=60)
+            worker.until(lambda: died.acquire(blocking=False))  # that of the round, then that of a close
+        assert len(list(tmp_path.rglob(".*.tmp"))) == 1
+        assert not any(closed(worker) for worker in team)
+        dies.clear()
+        with serving(2, port=address[1], **options) as service:
+            for worker in team:
+                again(worker, what, rounds=2)
+                worker.wanted()
+                assert [header.step for header in worker.headers(FrameKind.WANTED)] == [1]
+                rule(worker, 1, lr=1.0)
+            step(team, what, 1)
+            team[0].connection.send(Header(FrameKind.GET_STATE, part=7))
+            team[0].until(lambda: bool(team[0].kinds(FrameKind.STATE)))
+            assert (decode(team[0].kinds(FrameKind.STATE)).parameter == -4).all()  # each push once
+            for worker in team:
+                worker.connection.send(Header(FrameKind.DONE))
+            for worker in team:
+                worker.until(lambda worker=worker: closed(worker))
+                worker.connection.send(Header(FrameKind.BYE))
+            team[1].until(lambda: not list(tmp_path.rglob("*.shard")))
             assert service.failure is None
 
 
