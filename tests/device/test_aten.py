@@ -41,6 +41,20 @@ def test_scaled_products_know_scales_of_blocks():
     assert work("aten::_scaled_mm", (left, right, blocks, blocks), ()) == Gemm(256, 128, 512, 1, "fp8_block")
 
 
+def test_two_numbers_of_four_bits_are_one_element():
+    left, right = tensor(256, 256, dtype="float4_e2m1fn_x2"), tensor(256, 128, dtype="float4_e2m1fn_x2")
+    scales = tensor(256 * 512 // 16, dtype="float8_e4m3fn")
+    found = work("aten::_scaled_mm", (left, right, scales, scales), ())
+    assert found == Gemm(256, 128, 512, 1, "fp4")
+    assert found.moved == (256 + 128) * 512 // 2 + 2 * 256 * 128
+    seconds = [OperatorModel(preset(name)).estimate(Gemm(8192, 8192, 8192, 1, "fp4")).time for name in ("B200", "B300")]
+    eight = OperatorModel(preset("B200")).estimate(Gemm(8192, 8192, 8192, 1, "fp8")).time
+    assert 1.8 < eight / seconds[0] < 2.1
+    assert 1.3 < seconds[0] / seconds[1] < 1.7
+    hopper = [OperatorModel(preset("H100")).estimate(Gemm(8192, 8192, 8192, 1, dtype)).time for dtype in ("fp4", "fp8")]
+    assert hopper[0] == pytest.approx(hopper[1], rel=0.2)
+
+
 def test_grouped_products_share_rows_or_the_inner_dimension():
     ends = tensor(4, dtype="int32")
     assert work("aten::_grouped_mm", (tensor(100, 8), tensor(4, 8, 6), ends), ()) == Gemm(25, 6, 8, 4)

@@ -20,7 +20,7 @@ from foretrain.units import MICROSECOND, SECOND
 MEASURED = ("A100", "H100", "H200", "B200")
 MODELS = {name: OperatorModel(device.preset(name)) for name in device.preset_names()}
 sizes = st.integers(1, 1 << 17)
-formats = st.sampled_from(("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp8_block", "int8"))
+formats = st.sampled_from(("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp8_block", "fp4", "int8"))
 
 
 @pytest.mark.parametrize("name", MEASURED)

@@ -41,6 +41,7 @@ _FORMATS: dict[str, Format] = {
     "float16": "fp16",
     "int8": "int8",
     "uint8": "int8",
+    "float4_e2m1fn_x2": "fp4",
 }
 
 

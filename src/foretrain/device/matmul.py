@@ -20,7 +20,8 @@ Rule: TypeAlias = Callable[[Values, Values], Work]
 def _product(left: Meta, right: Meta) -> Gemm:
     """Return ``(..., m, k) @ (..., k, n)``, dimensions before the last two being a batch."""
     *batch, m, k = left.shape
-    return Gemm(m, right.shape[-1], k, math.prod(batch), number_format(left))
+    dtype = number_format(left)
+    return Gemm(m, right.shape[-1], 2 * k if dtype == "fp4" else k, math.prod(batch), dtype)
 
 
 def _matrices(first: int) -> Rule:

@@ -52,10 +52,15 @@ if TYPE_CHECKING:
     from foretrain.device.work import Attention, Format
 
 
-_EIGHT_BITS = {"fp8": (8, 9), "fp8_block": (8, 9), "int8": (7, 5)}
-"""The first compute capability with tensor cores for a format of 8 bits; they are twice as fast as for 16."""
+_NARROW = {"fp8": (8, 9), "fp8_block": (8, 9), "int8": (7, 5), "fp4": (10, 0)}
+"""The first compute capability with tensor cores for a format of 8 or 4 bits."""
+_FASTER = {"fp4": 4.0}
+"""How many times as fast they are as for 16 bits, where not twice."""
+_ULTRA = (10, 3)
+"""Blackwell Ultra's, whose tensor cores for 4 bits are half as fast again (datasheets of DGX B200 and B300)."""
 
 _WIDER: dict[Format, Format] = {
+    "fp4": "fp8",
     "int8": "fp16",
     "fp8_block": "fp16",
     "fp8": "fp16",
@@ -82,10 +87,11 @@ def rate(device: Device, wanted: Format) -> Rate:
     if wanted == "fp64":
         share = _DOUBLE.get(device.capability, _DOUBLE_ELSEWHERE)
         return Rate(wanted, _scaled(device.fp32, share))
-    if wanted in _EIGHT_BITS:
+    if wanted in _NARROW:
         half = device.fp16 or device.bf16
-        if half is not None and device.capability >= _EIGHT_BITS[wanted]:
-            return Rate(wanted, _scaled(half, 2.0))
+        if half is not None and device.capability >= _NARROW[wanted]:
+            ultra = 1.5 if wanted == "fp4" and device.capability == _ULTRA else 1.0
+            return Rate(wanted, _scaled(half, ultra * _FASTER.get(wanted, 2.0)))
     else:
         found = getattr(device, wanted)
         if found is not None:
@@ -364,6 +370,8 @@ class OperatorModel:
             return ("own", found) if found else None
         if computed in ("fp8", "fp8_block") and (found := table.gemms(self.device.measured_as, computed)):
             return "own", found
+        if computed == "fp4" and (found := table.gemms(self.device.measured_as, "fp8")):
+            return "borrowed", found
         found = table.gemms(self.device.measured_as, "half")
         return ("borrowed", found) if found else None
 

@@ -1,7 +1,7 @@
 """Work of an operator on a GPU, without its time: the arithmetic of a shape, or the bytes it moves.
 
 A number format is ``"fp64"``, ``"fp32"``, ``"tf32"``, ``"bf16"``, ``"fp16"``, ``"fp8"``, ``"fp8_block"`` (with one
-scale for each block of 128 numbers, not for each row or tensor) or ``"int8"``.
+scale for each block of 128 numbers, not for each row or tensor), ``"fp4"`` (with one for 16) or ``"int8"``.
 """
 
 from __future__ import annotations
@@ -9,19 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-Format: TypeAlias = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp8_block", "int8"]
+Format: TypeAlias = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp8_block", "fp4", "int8"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 Algorithm: TypeAlias = Literal["flash", "cudnn", "efficient", "triton", "best"]
 """Whose attention: FlashAttention 2 (PyTorch's), cuDNN's, xFormers' memory-efficient one, the first FlashAttention in
 Triton, or the measured best."""
 
-_SIZES: dict[Format, int] = {"fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "fp8_block": 1, "int8": 1}
+_BITS: dict[Format, int] = {
+    "fp64": 64, "fp32": 32, "tf32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "fp8_block": 8, "fp4": 4, "int8": 8,
+}  # fmt: skip
 
 
-def format_size(name: Format) -> int:
-    """Return the bytes of one number."""
-    return _SIZES[name]
+def format_bits(name: Format) -> int:
+    """Return the bits of one number."""
+    return _BITS[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,8 @@ class Gemm:
     @property
     def moved(self) -> int:
         """Return the bytes of each matrix crossing the memory bus once; results have two bytes or more."""
-        size = format_size(self.dtype)
-        return self.batch * (size * (self.m + self.n) * self.k + max(size, 2) * self.m * self.n)
+        bits = format_bits(self.dtype)
+        return self.batch * (bits * (self.m + self.n) * self.k + max(bits, 16) * self.m * self.n) // 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class Attention:
         """Return the bytes of queries, keys, values and result; backward these, their gradients and the sums of the
         softmax."""
         rows = self.heads * self.queries + self.kv_heads * self.keys
-        once = self.batch * rows * (self.head_dim + (self.value_dim or self.head_dim)) * format_size(self.dtype)
+        once = self.batch * rows * (self.head_dim + (self.value_dim or self.head_dim)) * format_bits(self.dtype) // 8
         return 2 * once + 4 * self.batch * self.heads * self.queries if self.backward else once
 
 
