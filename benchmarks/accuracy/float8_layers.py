@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import float4
 import torch
 from tensor_exchange import Multiply, done, gather, gather_and_multiply, multiply_and_scatter, total, wait
 from torch import Tensor, nn
@@ -47,6 +48,7 @@ def cast_and_turn(x: Tensor, largest: Tensor, kind: torch.dtype) -> tuple[Tensor
 
 def fuse() -> None:
     """Lets the compiler make one kernel of each of the three functions above, for every shape that a model has."""
+    float4.fuse()
     for function in (greatest, cast, cast_and_turn):
         globals()[function.__name__] = torch.compile(function, recompile_limit=64)
 
@@ -86,16 +88,41 @@ class Scaled:
         return self._weight
 
 
+class Packed(Scaled):
+    """The same of a layer that multiplies in blocks of 4 bits, all of which want the tensor's greatest value first."""
+
+    def __init__(self) -> None:
+        super().__init__(delayed=False)
+
+    def cast(self, role: str, x: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+        return float4.pack(x, greatest(x))
+
+    def cast_and_turn(self, role: str, x: Tensor, kind: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        return float4.pack_and_turn(x, greatest(x))
+
+
+def turned(x: Tensor) -> Tensor:
+    """What a product takes, transposed."""
+    return float4.turn(x) if x.dtype == torch.uint8 else x.t().contiguous()
+
+
 def product(a: Tensor, of_a: Tensor, b: Tensor, of_b: Tensor, out: torch.dtype) -> Tensor:
     """``a @ b.T`` of (rows, inner) and (columns, inner), with their factors."""
-    return torch._scaled_mm(a, b.t(), scale_a=of_a, scale_b=of_b, out_dtype=out)
+    if a.dtype != torch.uint8:
+        return torch._scaled_mm(a, b.t(), scale_a=of_a, scale_b=of_b, out_dtype=out)
+    found = torch.empty(len(a), len(b), dtype=out, device=a.device)
+    float4.multiply(a, b, of_a, of_b, found)
+    return found
 
 
 def into(of_a: Tensor, b: Tensor, of_b: Tensor) -> Multiply:
     """Writes the `product` of what comes with ``b``."""
 
     def multiply(a: Tensor, out: Tensor) -> None:
-        torch._scaled_mm(a, b.t(), scale_a=of_a, scale_b=of_b, out_dtype=out.dtype, out=out)
+        if a.dtype == torch.uint8:
+            float4.multiply(a, b, of_a, of_b, out)
+        else:
+            torch._scaled_mm(a, b.t(), scale_a=of_a, scale_b=of_b, out_dtype=out.dtype, out=out)
 
     return multiply
 
@@ -112,6 +139,8 @@ def accumulate(weight: nn.Parameter, gradient: Tensor, x: Tensor, factors: tuple
 def add_product(main: Tensor, gradient: Tensor, x: Tensor, factors: tuple[Tensor, Tensor], dtype: torch.dtype) -> None:
     """Adds ``gradient @ x.T``, which comes in ``dtype``; on GPUs the product itself adds."""
     if main.is_cuda:
+        if x.dtype == torch.uint8:
+            gradient, x = (float4.parts(each)[0].view(torch.float4_e2m1fn_x2) for each in (gradient, x))
         main.addmm_(gradient, x.t())
     else:
         main.add_(product(gradient, factors[0], x, factors[1], dtype))
@@ -136,14 +165,14 @@ class Column(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (here, of_x), split, weight = ctx.saved_tensors, ctx.split, ctx.weight
         again = gather(here, split.group, split.pieces) if split.sequence else None
-        found, of_found, turned = ctx.scaled.cast_and_turn("gradient", gradient.flatten(0, 1), BACKWARD)
+        found, of_found, of_rows = ctx.scaled.cast_and_turn("gradient", gradient.flatten(0, 1), BACKWARD)
         _, of_matrix, matrix = ctx.scaled.weight(weight)
         of_input = product(found, of_found, matrix, of_matrix, gradient.dtype).unflatten(0, gradient.shape[:2])
         whole = done(again) if again else here
         reduced = split.reduce(of_input)
         if not split.overlap:
             wait(reduced)
-        of_weight = accumulate(weight, turned, whole.t().contiguous(), (of_found, of_x))
+        of_weight = accumulate(weight, of_rows, turned(whole), (of_found, of_x))
         return done(reduced), of_weight, None, None
 
 
@@ -152,9 +181,9 @@ class Row(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: nn.Parameter, split: Any, scaled: Scaled) -> Tensor:
-        here, of_x, turned = scaled.cast_and_turn("input", x.flatten(0, 1), FORWARD)
+        here, of_x, of_rows = scaled.cast_and_turn("input", x.flatten(0, 1), FORWARD)
         matrix, of_matrix, _ = scaled.weight(weight)
-        ctx.save_for_backward(turned, of_x)
+        ctx.save_for_backward(of_rows, of_x)
         ctx.weight, ctx.split, ctx.scaled, ctx.batch = weight, split, scaled, x.shape[1]
         if not split.sequence:
             part = product(here, of_x, matrix, of_matrix, x.dtype)
@@ -170,13 +199,13 @@ class Row(torch.autograd.Function):
         _, of_matrix, matrix = ctx.scaled.weight(weight)
         if split.sequence:
             here, of_found = ctx.scaled.cast("gradient", flat, BACKWARD)
-            of_input = gradient.new_empty(x.shape[1], x.shape[0])
+            of_input = gradient.new_empty(len(here) * split.ranks, len(matrix))
             multiply = into(of_found, matrix, of_matrix)
-            turned = gather_and_multiply(here, split.group, split.pieces, multiply, of_input).t().contiguous()
+            of_rows = turned(gather_and_multiply(here, split.group, split.pieces, multiply, of_input))
         else:
-            found, of_found, turned = ctx.scaled.cast_and_turn("gradient", flat, BACKWARD)
+            found, of_found, of_rows = ctx.scaled.cast_and_turn("gradient", flat, BACKWARD)
             of_input = product(found, of_found, matrix, of_matrix, gradient.dtype)
-        of_weight = accumulate(weight, turned, x, (of_found, of_x))
+        of_weight = accumulate(weight, of_rows, x, (of_found, of_x))
         return of_input.unflatten(0, (-1, ctx.batch)), of_weight, None, None
 
 

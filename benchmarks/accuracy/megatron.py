@@ -62,7 +62,11 @@ def options() -> argparse.Namespace:
     parser.add_argument("--distributed-optimizer", action="store_true")
     parser.add_argument("--dtype", choices=DTYPES, default="fp16")
     parser.add_argument("--gradients", choices=DTYPES, help="dtype in which gradients add up; the model's by default")
-    parser.add_argument("--float8", choices=("delayed", "current"), help="layers multiply in float8, with these scales")
+    parser.add_argument(
+        "--float8",
+        choices=("delayed", "current", "nvfp4"),
+        help="layers multiply in float8, with these scales, or NVFP4",
+    )
     parser.add_argument("--attention", choices=("core", "flash", "cudnn"), default="core")
     parser.add_argument("--recompute", choices=RECOMPUTED, default="none")
     parser.add_argument("--dropout", type=float, default=0.1)

@@ -255,7 +255,8 @@ class Experts(nn.Module):
         self.router = parameter(split, f"{name}.router", (self.mixture.experts, shape.hidden), None, 0.02)
         self.router.partial = split.sequence
         if narrow := self.mixture.narrow:
-            here = replace(split, group=Alone(), sequence=False, pieces=1)
+            float8 = None if split.float8 == "nvfp4" else split.float8
+            here = replace(split, group=Alone(), sequence=False, pieces=1, float8=float8)
             self.narrow = Column(here, f"{name}.narrow", shape.hidden, narrow, bias=False)
             self.widen = Column(here, f"{name}.widen", narrow, shape.hidden, bias=False)
             for layer in (self.narrow, self.widen):

@@ -1,5 +1,8 @@
 """Layers of one kind each, as in Nemotron 3 (NVIDIA, 2025): Mamba-2, attention without positions, or experts.
 
+In 4 bits are Mamba's first products and experts; its last ones are in float8, and attention, the first layer and the
+last 14 in full precision, as in Megatron-Bridge's recipe (te_quant.cfg, ``num_layers_at_end_in_bf16``).
+
 Mamba-2 (Dao, Gu, 2024, §7) as Megatron-Core's `MambaMixer` trains it, with the kernels of mamba_ssm: heads and the
 groups that share B and C are split over tensor-parallel ranks.
 """
@@ -7,6 +10,7 @@ groups that share B and C are split over tensor-parallel ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from megatron_experts import Mixed
@@ -18,6 +22,8 @@ from torch.utils.checkpoint import checkpoint
 
 CHUNK = 128
 """Positions of a sequence whose products are computed together (``chunk_size``)."""
+ENDS = 14
+"""Last layers in full precision where others multiply in 4 bits."""
 
 
 class Mamba(nn.Module):
@@ -41,7 +47,8 @@ class Mamba(nn.Module):
             parameter(split, f"{name}.{part}", (scan.heads,), 0, 0.02) for part in ("steps", "decay", "skip")
         )
         self.norm = parameter(split, f"{name}.norm", (inner,), 0, 0.02)
-        self.output = Row(split, f"{name}.out", inner, shape.hidden, bias=False)
+        outer = replace(split, float8="delayed") if split.float8 == "nvfp4" else split
+        self.output = Row(outer, f"{name}.out", inner, shape.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         mixed = self.inputs(x).transpose(0, 1).contiguous()
@@ -91,6 +98,9 @@ class HybridLayer(nn.Module):
     def __init__(self, split: Split, number: int | str, shape: Shape, way: Way, kind: str) -> None:
         super().__init__()
         self.kind, self.recompute = kind, way.recompute
+        ends = isinstance(number, int) and not 0 < number < shape.layers - ENDS
+        if split.float8 == "nvfp4" and (ends or kind == "*"):
+            split = replace(split, float8=None)
         self.norm = Norm(split, shape)
         if kind == "M":
             self.mixer: nn.Module = Mamba(split, f"{number}.mamba", shape)

@@ -321,11 +321,15 @@ BLOCKS = ("MXFP8", "FP8-MX")
 
 def _float8(row: Record) -> str | None:
     """Scales of blocks cost what delayed ones do: one kernel reads a tensor once and writes it along and transposed."""
+    if row["precision"] == "NVFP4":
+        return "nvfp4"
     return "current" if row["precision"] in CURRENT else "delayed" if row["precision"] in BLOCKS else None
 
 
 def _scales(row: Record) -> list[str]:
     """In what `_float8` departs."""
+    if row["precision"] == "NVFP4":
+        return ["gradients are not rounded at random, and no Hadamard transform comes before numbers of 4 bits"]
     if row["precision"] in BLOCKS:
         return ["float8 scales of the micro-batch before, not of blocks (MXFP8), which are a byte more in 32"]
     return [UNPUBLISHED] if row["precision"] in ("FP8", "FP8 (see note)") else []
@@ -406,7 +410,9 @@ def _hybrid(row: Record, model: str, predict: int | None) -> tuple[dict[str, obj
     recompute, departures = None, [BALANCED, *_scales(row), HYBRID]
     if row["gpu"] == "DGX-H100":
         recompute = "experts"
-    elif (model, row["gpu"]) == ("nemotron-3-super", "DGX-B200"):
+    elif (model, row["gpu"], row["tp"]) == ("nemotron-3-super", "DGX-B200", "1"):
+        recompute = "activations"
+    elif (model, row["gpu"], row["precision"]) == ("nemotron-3-super", "DGX-B300", "NVFP4"):
         recompute = "activations"
     if _is_fused(row):
         departures.append("the products of an expert are not one kernel, and attention is not in float8")
@@ -422,8 +428,6 @@ def _mbridge(row: Record) -> Run:
         raise _Cannot("megatron.py has no such model")
     if row["parallelism"] != "Pre-Training Performance":
         raise _Cannot("not pre-training")
-    if row["precision"] not in ("BF16", *CURRENT, *BLOCKS):
-        raise _Cannot(f"{row['precision']}: no GPU here multiplies in 4 bits")
     if row["fsdp_or_zero"] not in ("", "0"):
         raise _Cannot("Megatron's own FSDP")
     if name == "DeepSeekV3":

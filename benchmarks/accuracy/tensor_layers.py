@@ -47,7 +47,8 @@ class Split:
         group: the tensor-parallel group.
         sequence: whether norms and dropout are split along the sequence.
         overlap: whether gradients of inputs travel while those of weights are computed.
-        float8: whether the products run in float8, with scales of the micro-batch before or of the tensor at hand.
+        float8: whether the products run in float8, with scales of the micro-batch before or of the tensor at hand, or
+            in blocks of 4 bits.
         pieces: of a sequence that travel beside products; 1 for all at once.
         reproducible: whether initial values are the same however layers are split, which costs the whole tensor.
     """
@@ -55,7 +56,7 @@ class Split:
     group: ProcessGroup
     sequence: bool = False
     overlap: bool = False
-    float8: Literal["delayed", "current"] | None = None
+    float8: Literal["delayed", "current", "nvfp4"] | None = None
     pieces: int = 1
     reproducible: bool = False
 
@@ -161,6 +162,8 @@ class _Row(torch.autograd.Function):
 
 
 def scaled(split: Split) -> float8_layers.Scaled | None:
+    if split.float8 == "nvfp4":
+        return float8_layers.Packed()
     return float8_layers.Scaled(split.float8 == "delayed") if split.float8 else None
 
 

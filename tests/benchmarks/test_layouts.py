@@ -91,6 +91,8 @@ TINY = f"megatron.py {SMALL} --layers 2 --hidden 32 --heads 4 --global-batch 4 -
         f"{TINY} --dtype bf16 --gradients fp32 --dropout 0 --float8 delayed",
         f"{TINY} --dtype bf16 --gradients fp32 --dropout 0 --float8 current --sequence-parallel --pieces 2",
         f"{QWEN3.replace('fp32', 'bf16')} --gradients fp32 --float8 current --ep 2",
+        f"{TINY} --dtype bf16 --gradients fp32 --dropout 0 --float8 nvfp4",
+        f"{TINY} --dtype bf16 --gradients fp32 --dropout 0 --float8 nvfp4 --sequence-parallel --pieces 2",
         f"{LLAMA} --batch 2 --recompute selective",
         f"{LLAMA} --batch 2 --float8 tensorwise --recompute full",
         f"{LLAMA} --batch 2 --float8 tensorwise --tp 2",
