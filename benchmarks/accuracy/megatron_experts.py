@@ -151,25 +151,41 @@ class _Grouped(torch.autograd.Function):
 
 
 class _GroupedFloat8(torch.autograd.Function):
-    """`_Grouped` in float8: each expert's rows have a scale, and a product, of their own."""
+    """`_Grouped` in float8: each expert's rows have a scale, and a product, of their own.
+
+    For the backward pass it keeps them in float8 and transposed, or where rows are made again as they are
+    (``save_original_input``).
+    """
 
     @staticmethod
     def forward(
-        ctx, rows: Tensor, weight: nn.Parameter, counts: Sequence[int], scaled: Sequence[float8_layers.Scaled]
+        ctx,
+        rows: Tensor,
+        weight: nn.Parameter,
+        counts: Sequence[int],
+        scaled: Sequence[float8_layers.Scaled],
+        made_again: bool,
     ) -> Tensor:
-        ctx.weight, ctx.counts, ctx.scaled = weight, counts, scaled
+        ctx.weight, ctx.counts, ctx.scaled, ctx.made_again = weight, counts, scaled, made_again
         out, kept = rows.new_empty(len(rows), weight.shape[1]), list[Tensor]()
         for one, matrix, x, to in zip(scaled, weight, rows.split(counts), out.split(counts), strict=True):
-            here, of_x, turned = one.cast_and_turn("input", x, float8_layers.FORWARD)
+            if made_again:
+                here, of_x = one.cast("input", x, float8_layers.FORWARD)
+            else:
+                here, of_x, turned = one.cast_and_turn("input", x, float8_layers.FORWARD)
+                kept += turned, of_x
             there, of_matrix, _ = one.weight(matrix)
             float8_layers.into(of_x, there, of_matrix)(here, to)
-            kept += turned, of_x
-        ctx.save_for_backward(*kept)
+        ctx.save_for_backward(*([rows] if made_again else kept))
         return out
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         weight, counts, kept = ctx.weight, ctx.counts, ctx.saved_tensors
+        if ctx.made_again:
+            parts = zip(ctx.scaled, kept[0].split(counts), strict=True)
+            cast = [one.cast_and_turn("input", x, float8_layers.FORWARD) for one, x in parts]
+            kept = [part for _, of_x, turned in cast for part in (turned, of_x)]
         of_rows = gradient.new_empty(len(gradient), weight.shape[2])
         parts = zip(gradient.contiguous().split(counts), of_rows.split(counts), strict=True)
         for k, (each, to) in enumerate(parts):
@@ -179,7 +195,7 @@ class _GroupedFloat8(torch.autograd.Function):
             factors = (of_found, kept[2 * k + 1])
             float8_layers.add_product(weight.main_grad[k], turned, kept[2 * k], factors, weight.dtype)
         weight.arrived()
-        return of_rows, None, None, None
+        return of_rows, None, None, None, None
 
 
 class Grouped(nn.Module):
@@ -204,7 +220,8 @@ class Grouped(nn.Module):
         if not self.scaled:
             return _Grouped.apply(rows, weight, counts, ends)
         first = 0 if weight is self.up else len(counts)
-        return _GroupedFloat8.apply(rows, weight, counts, self.scaled[first : first + len(counts)])
+        scaled = self.scaled[first : first + len(counts)]
+        return _GroupedFloat8.apply(rows, weight, counts, scaled, self.recompute and weight is self.down)
 
     def forward(self, rows: Tensor, weights: Tensor, counts: Sequence[int]) -> Tensor:
         ends = torch.tensor(counts).cumsum(0).to(device=rows.device, dtype=torch.int32, non_blocking=True)

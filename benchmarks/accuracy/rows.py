@@ -394,6 +394,7 @@ def _deepseek_v3(row: Record) -> tuple[dict[str, object], tuple[str, ...]]:
         departures.append(FUSED)
     options = _modern(row, "deepseek-v3", _float8(row), "bf16", ep=row["ep"], drop="tokendrop" in row["model"])
     options |= {"predict": None if "w/o MTP" in row["model"] else 1, "recompute": recompute, "overlap-gather": True}
+    options |= {"fused-loss": True}
     return options, tuple(departures)
 
 
@@ -408,16 +409,15 @@ HYBRIDS = {
 def _hybrid(row: Record, model: str, predict: int | None) -> tuple[dict[str, object], tuple[str, ...]]:
     """As in Megatron-Bridge's recipes, v0.4.0 to v0.6.0."""
     recompute, departures = None, [BALANCED, *_scales(row), HYBRID]
-    if row["gpu"] == "DGX-H100":
+    is_super, gpu = model == "nemotron-3-super", row["gpu"]
+    if gpu == "DGX-H100":
         recompute = "experts"
-    elif (model, row["gpu"], row["tp"]) == ("nemotron-3-super", "DGX-B200", "1"):
-        recompute = "activations"
-    elif (model, row["gpu"], row["precision"]) == ("nemotron-3-super", "DGX-B300", "NVFP4"):
+    elif is_super and ((gpu == "DGX-B200" and row["tp"] == "1") or (gpu == "DGX-B300" and row["precision"] == "NVFP4")):
         recompute = "activations"
     if _is_fused(row):
         departures.append("the products of an expert are not one kernel, and attention is not in float8")
     options = _modern(row, model, _float8(row), "bf16", ep=row["ep"], predict=predict, recompute=recompute)
-    return options | {"overlap-gather": True}, tuple(departures)
+    return options | {"overlap-gather": True, "fused-loss": True}, tuple(departures)
 
 
 def _mbridge(row: Record) -> Run:
