@@ -55,10 +55,9 @@ TARGETS = (
     Target("largest error of memory", "memory_error_max", 0.05, MEMORY),
 )
 FAMILIES = {
-    "mbridge": "since its release 26.06 models with experts in MXFP8 run as one CUDA graph, exchange tokens under the layers"
-    " of another micro-batch, and compute each expert in one kernel: they take up to 1.7 times less long than in releases"
-    " before, and megatron.py has none of the three; GPT-OSS and Nemotron 3 Super are forecast too short, which is not"
-    " explained",
+    "mbridge": "since release 26.06 models with experts in MXFP8 run as one CUDA graph, exchange tokens under the layers of"
+    " another micro-batch, and compute each expert in one kernel, none of which megatron.py does: Qwen3 30B on 8 GB200"
+    " takes 0.65 of its time in 26.02; and GPT-OSS and Nemotron 3 Super are forecast too short, which is not explained",
     "neusight": "one run of four; the cause is not known",
     "vtrain-multi": WIDTH_TWO,
 }
