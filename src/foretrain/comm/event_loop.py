@@ -73,6 +73,11 @@ class Inbox:
         """Return the descriptor that becomes readable when another thread wakes the owner."""
         return self._socket.fileno()
 
+    @property
+    def filled(self) -> bool:
+        """Return whether there are items."""
+        return bool(self._items)
+
     def append(self, *item: Any) -> None:
         """Add ``item`` and let the owner sleep on."""
         self._items.append(item)

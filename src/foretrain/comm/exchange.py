@@ -161,8 +161,8 @@ def coordinated_exchange(
         links: to the coordinator, or from it to all.
     """
     options, job = context.options, plan.job
+    small = min(_SMALL, job.cost.breakeven)
     if context.control.rank:
-        small = min(_SMALL, job.cost.breakeven)
         return CoordinatorClient(
             *(job.tasks, small, plan.schedule, executor, links[0]),
             peer_timeout=options.peer_timeout,
@@ -177,6 +177,7 @@ def coordinated_exchange(
         check_every=options.check_every,
         failed=context.failed,
         origin=context.origin,
+        small=small,
         gauge=gauge,
     )
     return tuned(coordinator, plan, gauge)

@@ -91,7 +91,7 @@ class CollectiveExecutor(ABC, Generic[WorkT]):
         if command.sequence != self.sequence:
             raise ScheduleError(f"command {command.sequence} came where {self.sequence} was due")
         self.sequence += 1
-        operation, pieces = pack(command)
+        operation, pieces = command.packed or pack(command)
         self._digest.update(operation.to_bytes() + pieces)
         self._in_flight.append(command)
         issued = time.perf_counter_ns()

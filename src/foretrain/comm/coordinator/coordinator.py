@@ -1,7 +1,16 @@
 """Coordinator on rank 0: one engine, fed with the tasks that are ready on every rank.
 
-One thread runs everything here: it reads the other ranks' messages, this rank's own events and the completions of its
-executor, posts them to the engine, and sends every decision to all ranks before it issues it itself.
+Its thread reads the other ranks' messages and this rank's own events, posts them to the engine, and sends every
+decision to all ranks before it issues it itself.
+
+Note [Who turns the engine]. A completion comes on the executor's thread, which would only wake the coordinator's to
+have the next operation started. It turns the engine itself, under a lock. Whoever finds the lock taken leaves its item
+in the inbox: the owner looks there again after it has released the lock, so that no item is left.
+
+Note [Enough in flight]. While a few operations are under way, nothing is lost if a task that becomes ready is looked at
+when the next of them completes. Then messages and ready tasks wake nobody, which matters where the model computes on
+the cores that would wake: the coordinator's thread sleeps with its inbox alone, and who completes an operation reads
+the links.
 """
 
 from __future__ import annotations
@@ -11,10 +20,11 @@ import selectors
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
-from foretrain.comm.coordinator.link import Link, LinkError
+from foretrain.comm.coordinator.link import Link, LinkError, framed
 from foretrain.comm.coordinator.protocol import (
     CollectiveCommand,
     CommandExecutor,
@@ -36,6 +46,10 @@ from foretrain.units import Time
 _COMPLETE, _OWN_READY = -1, -2
 """Kinds of inbox items of this rank, beside messages: a chunk has completed, a task is ready."""
 _LOGGED_DECISIONS = 4096
+_ENOUGH = 3
+"""Operations in flight that keep links busy until the next one is started: two may end at the same moment."""
+_DEAF = 0.1
+"""Seconds for which the links are not looked at, at most; see Note [Enough in flight]."""
 _BYE_TIMEOUT = 2.0
 """Seconds to wait for the other ranks' goodbye."""
 
@@ -51,6 +65,8 @@ class Coordinator:
         check_every: steps between two comparisons of the hashes of all commands; 0 never.
         failed: called once with the error that ended the job.
         origin: ns of the monotonic clock that count as 0.
+        small: bytes of this rank's ready tasks below which no thread is woken; see Note [Batched small tasks] in
+            `foretrain.comm.coordinator.protocol`.
         gauge: observes the policy, to detect that the link has changed.
     """
 
@@ -66,9 +82,10 @@ class Coordinator:
         check_every: int,
         failed: Callable[[BaseException], None],
         origin: int,
+        small: int = 0,
         gauge: Gauge | None = None,
     ) -> None:
-        self._gauge = gauge
+        self._gauge, self._small = gauge, small
         self._job, self._executor, self._links, self._failed = job, executor, dict(links), failed
         self._peer_timeout, self._stall_timeout, self._check_every = peer_timeout, stall_timeout, check_every
         self.spec = spec
@@ -90,12 +107,25 @@ class Coordinator:
         self._engine = self._make_engine()
         self._timers = Timers(origin)
         self._inbox = Inbox()
+        self._turning = threading.Lock()
+        """Of the thread that turns the engine; see Note [Who turns the engine]."""
+        self._error: BaseException | None = None
+        """What another thread met when it turned the engine; this object's own thread raises it."""
+        self._reported: list[int] = []
+        self._reported_bytes = 0
+        self._unsent = bytearray()
+        """Orders of this turn, for all other ranks."""
+        self._unissued: list[tuple[CollectiveCommand, Callable[[Chunk], None]]] = []
+        self._flying = 0
+        self._deaf = False
+        """Whether the coordinator's thread sleeps without the links, or is about to."""
         self._closing = self._over = False
         self._silence_detector = SilenceDetector(peer_timeout)
         self._heard = dict.fromkeys(self._links, time.monotonic())
         self._moved = self._heartbeat_sent = time.monotonic()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._inbox, selectors.EVENT_READ, None)
+        self._selector, self._inbox_selector = selectors.DefaultSelector(), selectors.DefaultSelector()
+        for selector in (self._selector, self._inbox_selector):
+            selector.register(self._inbox, selectors.EVENT_READ, None)
         for rank, link in self._links.items():
             self._selector.register(link, selectors.EVENT_READ, rank)
         self._thread = threading.Thread(target=self._run, name="foretrain-coordinator", daemon=True)
@@ -108,17 +138,24 @@ class Coordinator:
         self._inbox.post(CoordinatorMessage.OPEN, step, again)
 
     def ready(self, task: int, used: bool) -> None:
-        """Report that ``task`` is ready on this rank.
-
-        The coordinator's thread is woken only if no other rank is missing. It changes masks before it empties its
-        inbox, and this method fills the inbox before it reads the masks, so that one of the two sees the other.
-        """
+        """Report that ``task`` is ready on this rank; wake the coordinator's thread once enough bytes are."""
         self._inbox.append(_OWN_READY, task, used)
-        if any(masks[task] | 1 == self._everyone for masks in self._masks):
-            self._inbox.wake()
+        self._reported.append(task)
+        self._reported_bytes += self._job.tasks[task].size
+        if self._reported_bytes >= self._small:
+            self.flush()
 
     def flush(self) -> None:
-        """Do nothing: on this rank ready tasks cost no message."""
+        """Wake the coordinator's thread if no other rank is missing for a task that was reported since the last call.
+
+        It changes masks before it empties its inbox, and the inbox was filled before this method reads the masks, so
+        that one of the two sees the other.
+        """
+        everyone, reported = self._everyone, self._reported
+        if any(masks[task] | 1 == everyone for task in reported for masks in self._masks):
+            self._wake()
+        reported.clear()
+        self._reported_bytes = 0
 
     def retune(self, spec: Spec) -> None:
         """Run ``spec`` from the next step on; as only this rank decides, all ranks change at the same step."""
@@ -144,52 +181,115 @@ class Coordinator:
         return self._timers.now()
 
     def call_at(self, when: Time, call: Callable[[], None]) -> None:
-        """Run ``call`` on this thread at ``when``."""
+        """Run ``call`` on the coordinator's thread at ``when``."""
         self._timers.call_at(when, call)
+        if threading.current_thread() is not self._thread:
+            self._inbox.wake()
 
     def start(self, chunk: Chunk, done: Callable[[Chunk], None]) -> None:
-        """Send the command for ``chunk`` to all other ranks, then issue it here: messages take longer than a call."""
+        """Let `_issue` send the command for ``chunk`` to all other ranks, and issue it here, at the end of this turn."""
         used = self._used[self._step & 1]
         unused = frozenset(piece.task for piece in chunk.pieces if not used[piece.task])
-        command = CollectiveCommand(self._executor.sequence, chunk, unused)
-        flag, body = pack(command)
-        self._send_all(CoordinatorMessage.ORDER, flag, command.sequence, body)
-        self._executor.start(command, lambda command: self._inbox.post(_COMPLETE, command, done))
+        command = CollectiveCommand(self._executor.sequence + len(self._unissued), chunk, unused)
+        flag, body = packed = pack(command)
+        if self._links:
+            self._unsent += framed(CoordinatorMessage.ORDER, flag, command.sequence, body)
+        self._unissued.append((command._replace(packed=packed), done))
 
-    def _send_all(self, kind: int, flag: int = 0, value: int = 0, body: bytes = b"") -> None:
+    def _issue(self) -> None:
+        """Send the orders of this turn in one message to each rank, then issue them: messages take longer than calls."""
+        if self._unsent:
+            self._send_all(bytes(self._unsent))
+            self._unsent.clear()
+        unissued, self._unissued = self._unissued, []
+        self._flying += len(unissued)
+        for command, done in unissued:
+            self._executor.start(command, partial(self._completed, done))
+
+    def _completed(self, done: Callable[[Chunk], None], command: CollectiveCommand) -> None:
+        self._inbox.append(_COMPLETE, command, done)
+        self._turn_here()
+
+    def _send_all(self, messages: bytes) -> None:
         for rank, link in list(self._links.items()):
             try:
-                link.send(kind, flag, value, body)
+                link.send_framed(messages)
             except LinkError as error:
                 self._hear_last(rank, link)
                 self._lose(rank, str(error))
 
-    # ── the loop ──
+    # ── the loop; see Note [Who turns the engine] ──
+
+    def _wake(self) -> None:
+        """Have the inbox emptied: by the thread that turns the engine, or will, or by the coordinator's."""
+        if self._flying < _ENOUGH and not self._turning.locked():
+            self._inbox.wake()
+
+    def _turn_here(self) -> None:
+        """Empty the inbox on the caller's thread, unless another one turns the engine."""
+        while self._inbox.filled and self._turning.acquire(blocking=False):
+            try:
+                if self._over or self._error is not None:
+                    return
+                if self._deaf:
+                    self._hear_all(self._selector.select(0))
+                self._empty_inbox()
+            except BaseException as error:
+                self._error = error
+                self._inbox.wake()
+            finally:
+                self._turning.release()
+        if self._deaf and self._flying < _ENOUGH:
+            self._inbox.wake()
+
+    def _empty_inbox(self) -> None:
+        for kind, value, extra in self._inbox.drain():
+            self._take(0, kind, value, extra)
+        self._issue()
 
     def _run(self) -> None:
         try:
             while not self._over:
                 self._turn()
         except BaseException as error:
+            self._over = True
             send_failure(self._links.values(), error)
             self._failed(error)
         finally:
             self._selector.close()
+            self._inbox_selector.close()
             for link in self._links.values():
                 link.close()
             self._inbox.close()
 
     def _turn(self) -> None:
-        for key, _ in self._selector.select(self._inbox.sleep(self._timers.seconds_left(self._peer_timeout / 8))):
-            if key.data is None:
-                self._inbox.clear_wakeups()
-            else:
-                self._hear(key.data)
+        # Timers are read after the sleep is announced: another thread that sets one then wakes this one.
+        most = self._inbox.sleep(self._peer_timeout / 8)
+        # Set before it is decided: whoever completes an operation meanwhile then wakes this thread.
+        self._deaf = True
+        if self._flying < _ENOUGH:
+            self._deaf = False
+            found = self._selector.select(self._timers.seconds_left(most))
+        else:
+            found = self._inbox_selector.select(self._timers.seconds_left(min(most, _DEAF)))
         self._inbox.awake()
-        for kind, value, extra in self._inbox.drain():
-            self._take(0, kind, value, extra)
-        self._timers.run_due()
-        self._watch()
+        # By this thread only: another one that did it would let it sleep on.
+        if any(key.data is None for key, _ in found):
+            self._inbox.clear_wakeups()
+        with self._turning:
+            if self._error is not None:
+                raise self._error
+            self._hear_all(self._selector.select(0) if self._deaf else found)
+            self._deaf = False
+            self._empty_inbox()
+            self._timers.run_due()
+            self._issue()
+            self._watch()
+
+    def _hear_all(self, found: Iterable[tuple[selectors.SelectorKey, int]]) -> None:
+        for key, _ in found:
+            if key.data is not None:
+                self._hear(key.data)
 
     def _hear(self, rank: int) -> None:
         link = self._links.get(rank)
@@ -221,6 +321,7 @@ class Coordinator:
             self._ready_at(rank, value, extra)
         elif kind == _COMPLETE:
             self._moved = time.monotonic()
+            self._flying -= 1
             extra(value.chunk)
         elif kind == CoordinatorMessage.OPEN:
             self._open_at(rank, value, bool(extra))
@@ -253,7 +354,7 @@ class Coordinator:
             self._compare(0, step, self._executor.sequence.to_bytes(8, "little") + self._executor.digest)
         if self._wanted is not None:
             self.spec, self._wanted = self._wanted, None
-            self._send_all(CoordinatorMessage.KNOBS, 0, step, pack_spec(self.spec))
+            self._unsent += framed(CoordinatorMessage.KNOBS, 0, step, pack_spec(self.spec))
             self._engine = self._make_engine()
         other = step + 1 & 1
         self._masks[other][:] = [0] * len(self._job.tasks)
@@ -312,7 +413,7 @@ class Coordinator:
         now = self._silence_detector.tick()
         if now - self._heartbeat_sent > self._peer_timeout / 4:
             self._heartbeat_sent = now
-            self._send_all(CoordinatorMessage.ALIVE)
+            self._send_all(framed(CoordinatorMessage.ALIVE))
             for rank in self._links:
                 if silent := self._silence_detector.exceeded(self._heard[rank]):
                     raise PeerLost(self._about(rank, f"has been silent for {silent:.1f} s"))
@@ -329,6 +430,7 @@ class Coordinator:
             self._miss_the_left()
             return
         self._moved = time.monotonic()
+        self._issue()  # a goodbye comes behind all orders
         if reason:
             send_failure(self._links.values(), PeerLost(self._about(0, f"gave up: {reason}")))
             self._over = True

@@ -79,6 +79,22 @@ class LinkMessage(msgspec.Struct, frozen=True, gc=False):
     body: bytes
 
 
+def framed(kind: int, flag: int = 0, value: int = 0, body: bytes = b"") -> bytes:
+    """Return a message as `Link.send_framed` takes it.
+
+    Raises:
+        ConfigError: a field does not fit in its place on the wire (see `LinkMessage`).
+    """
+    if len(body) > BODY_LIMIT:
+        raise ConfigError("body", f"{len(body)} bytes", "is too large for one message", f"send ≤ {BODY_LIMIT}")
+    if kind == _ECHO:
+        raise ConfigError("kind", kind, "is the link's own", "send 0 to 254")
+    try:
+        return _pack(kind, flag, 0, value, len(body)) + body
+    except struct.error as error:
+        raise ConfigError("message", (kind, flag, value), f"does not fit ({error})", "see LinkMessage") from None
+
+
 def set_service(connected: socket.socket, service: int) -> None:
     """Mark what ``connected`` sends with a type of service, DSCP and ECN; a kernel that refuses sends it unmarked."""
     with contextlib.suppress(OSError):
@@ -137,25 +153,21 @@ class Link:
                 timeout after the last byte it read and at the earliest after half of that.
             ConfigError: a field does not fit in its place on the wire (see `LinkMessage`); nothing was sent.
         """
-        if len(body) > BODY_LIMIT:
-            raise ConfigError("body", f"{len(body)} bytes", "is too large for one message", f"send ≤ {BODY_LIMIT}")
-        if kind == _ECHO:
-            raise ConfigError("kind", kind, "is the link's own", "send 0 to 254")
-        try:
-            data = _pack(kind, flag, 0, value, len(body)) + body
-        except struct.error as error:
-            raise ConfigError("message", (kind, flag, value), f"does not fit ({error})", "see LinkMessage") from None
+        self.send_framed(framed(kind, flag, value, body))
+
+    def send_framed(self, messages: bytes) -> None:
+        """Send ``messages``, each of which `framed` has made, as one; errors are those of `send`."""
         with self._sending:
             if self._fault:
                 raise self._over(self._fault)
             try:
-                sent = self._send(data)
+                sent = self._send(messages)
             except BlockingIOError:
                 sent = 0
             except OSError as error:
                 raise self._over(self._fault or error.strerror or str(error)) from None
-            if sent != len(data):
-                self._send_rest(data, sent)
+            if sent != len(messages):
+                self._send_rest(messages, sent)
             elif self._echoes:
                 self._send_echo()
 

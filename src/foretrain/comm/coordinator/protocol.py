@@ -19,6 +19,7 @@ import contextlib
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
+from operator import attrgetter
 from typing import NamedTuple, Protocol, get_args
 
 import msgspec
@@ -31,6 +32,7 @@ from foretrain.tasks import Chunk, Op, Piece, Task
 
 _PIECE = struct.Struct("<IQQ")
 _WORD = struct.Struct("<I")
+_FIELDS = attrgetter("task", "offset", "size")
 _MARK = 1 << 31
 """Highest bit of a task's word. In READY: the sender has a gradient for it; in ORDER: no rank has."""
 _ERRORS: tuple[type[ForetrainError], ...] = (PeerLost, StallError, Disagreement)
@@ -63,11 +65,13 @@ class CollectiveCommand(NamedTuple):
 
     Attributes:
         unused: tasks of the chunk that no rank has a gradient for; their bytes are not sent.
+        packed: what `pack` returns of it, if that is known.
     """
 
     sequence: int
     chunk: Chunk
     unused: frozenset[int] = frozenset()
+    packed: tuple[int, bytes] | None = None
 
 
 class CommandExecutor(Protocol):
@@ -127,8 +131,11 @@ class TunableExchange(CoordinatedExchange, Protocol):
 def pack(command: CollectiveCommand) -> tuple[int, bytes]:
     """Return flag and body of the ORDER message of ``command``."""
     chunk, unused = command.chunk, command.unused
-    body = b"".join(_PIECE.pack(p.task | (_MARK if p.task in unused else 0), p.offset, p.size) for p in chunk.pieces)
-    return _OPS.index(chunk.op), body
+    numbers: list[int] = []
+    for task, offset, size in map(_FIELDS, chunk.pieces):
+        numbers += (task | _MARK if task in unused else task, offset, size)
+    # One call for all: a call for each piece took four times as long.
+    return _OPS.index(chunk.op), struct.pack("<" + len(chunk.pieces) * "IQQ", *numbers)
 
 
 def unpack(sequence: int, flag: int, body: bytes, tasks: Sequence[Task]) -> CollectiveCommand:
@@ -144,7 +151,7 @@ def unpack(sequence: int, flag: int, body: bytes, tasks: Sequence[Task]) -> Coll
         if word & _MARK:
             unused.add(task)
     chunk = Chunk(_OPS[flag], tuple(pieces), sum(piece.size for piece in pieces))
-    return CollectiveCommand(sequence, chunk, frozenset(unused))
+    return CollectiveCommand(sequence, chunk, frozenset(unused), (flag, body))
 
 
 def ready_word(task: int, used: bool) -> int:

@@ -1,9 +1,10 @@
 """Deferred updates: the optimizer's own step, on the parameters whose sums have landed.
 
 `step()` only records the optimizer, its hyperparameters (a scheduler may change them before the update) and its tasks.
-A thread applies the updates as sums land, the most urgent first, a few megabytes at a time; a forward pass waits for
-each parameter alone. The optimizer's step with ``param_groups`` of a few parameters gives the same bits as the whole
-step if parameters do not influence each other; for other optimizers see `why_not_separable`.
+A thread applies the updates as sums land, the most urgent first, a few megabytes at a time; small ones gather while
+nobody waits. A forward pass waits for each parameter alone. The optimizer's step with ``param_groups`` of a
+few parameters gives the same bits as the whole step if parameters do not influence each other; for other optimizers see
+`why_not_separable`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from foretrain.tasks import Task
 _SEPARABLE: tuple[type[optim.Optimizer], ...] = tuple(getattr(optim, name) for name in ELEMENTWISE)
 _BATCH = 8 << 20
 """Bytes to update at once: enough to hide the cost of a call (0.1 ms), few enough that urgent updates do not wait."""
+_LEAST = 1 << 20
+"""Bytes to begin with while more are to land and nobody waits: updating them takes about as long as the call."""
 
 
 def why_not_separable(optimizer: optim.Optimizer) -> str | None:
@@ -89,12 +92,21 @@ class DeferredOptimizer:
         self._streams, self._failed, self._check = streams, failed, check
         self._task_of = {id(parameter): index for index, parameter in enumerate(parameters)}
         self._by_use = [task.index for task in sorted(tasks, key=lambda task: task.first_use)]
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed, self._worth = threading.Condition(lock), threading.Condition(lock)
+        """For threads that wait for a sum or an update, and for the one that applies updates."""
+        self._waiting = 0
+        """Threads that wait."""
+        self._awaited: list[int] = []
+        """Tasks that they wait for, where it is not all."""
         self._landed = [True] * len(tasks)
         self._used = [True] * len(tasks)
         self._in_flight = 0
         self._wanted: dict[int, Update] = {}
+        self._to_land = 0
+        """Of the wanted ones."""
         self._due: list[int] = []
+        self._due_bytes = 0
         self._stop = False
         self.applied: list[Applied] = []
         self._keep = keep
@@ -109,9 +121,9 @@ class DeferredOptimizer:
             self._landed[task], self._used[task] = True, used
             self._in_flight -= 1
             if task in self._wanted:
-                heappush(self._due, self._tasks[task].first_use)
-                self._changed.notify_all()
-            elif not self._in_flight:
+                self._to_land -= 1
+                self._make_due(task)
+            if task in self._awaited or not self._in_flight:
                 self._changed.notify_all()
 
     def wake(self) -> None:
@@ -133,9 +145,10 @@ class DeferredOptimizer:
             for task in update.group_of:
                 access_guards.pending_updates[id(self._parameters[task])] = self.wait
                 self._wanted[task] = update
+            self._to_land = sum(not self._landed[task] for task in self._wanted)
+            for task in update.group_of:
                 if self._landed[task]:
-                    heappush(self._due, self._tasks[task].first_use)
-            self._changed.notify_all()
+                    self._make_due(task)
 
     def was_used(self, task: int) -> bool:
         """Return whether any rank had a gradient for ``task``, once it has landed."""
@@ -145,7 +158,7 @@ class DeferredOptimizer:
         """Wait until the parameter with id ``key`` is updated."""
         task = self._task_of[key]
         if threading.current_thread() is not self._thread:
-            self._wait(lambda: task not in self._wanted)
+            self._wait(lambda: task not in self._wanted, task)
         self._streams.acquire((task,))
         if self._streams.enqueues:
             self._release((task,))
@@ -153,7 +166,7 @@ class DeferredOptimizer:
     def wait_free(self, task: int) -> None:
         """Wait until the buffer of ``task`` may be written: its sum has landed and its update is applied."""
         if not self._landed[task] or task in self._wanted:
-            self._wait(lambda: self._landed[task] and task not in self._wanted)
+            self._wait(lambda: self._landed[task] and task not in self._wanted, task)
         self._streams.acquire((task,))
 
     def wait_all(self) -> None:
@@ -179,6 +192,7 @@ class DeferredOptimizer:
         """Stop the thread; pending updates are not applied, and block no reader."""
         with self._changed:
             self._stop = True
+            self._worth.notify()
             self._changed.notify_all()
         if threading.current_thread() is not self._thread:
             self._thread.join(5.0)
@@ -196,13 +210,34 @@ class DeferredOptimizer:
                 if task not in self._wanted:
                     access_guards.pending_updates.pop(id(self._parameters[task]), None)
 
-    def _wait(self, ready: Callable[[], bool]) -> None:
-        if not ready():
-            with self._changed:
+    def _make_due(self, task: int) -> None:
+        heappush(self._due, self._tasks[task].first_use)
+        self._due_bytes += self._tasks[task].size
+        if self._worthwhile():
+            self._worth.notify()
+
+    def _worthwhile(self) -> bool:
+        """Return whether to apply what is due, and not to wait for more."""
+        return bool(self._due) and (self._due_bytes >= _LEAST or not self._to_land or self._waiting > 0)
+
+    def _wait(self, ready: Callable[[], bool], *tasks: int) -> None:
+        """Wait until ``ready``, which one of ``tasks`` decides, or all if there are none."""
+        if ready():
+            return
+        with self._changed:
+            self._waiting += 1
+            self._awaited += tasks
+            try:
+                if self._worthwhile():
+                    self._worth.notify()
                 while not ready():
                     self._check()
                     # With a timeout, so that Ctrl-C takes effect.
                     self._changed.wait(1.0)
+            finally:
+                self._waiting -= 1
+                for task in tasks:
+                    self._awaited.remove(task)
 
     # ── the thread ──
 
@@ -222,9 +257,9 @@ class DeferredOptimizer:
 
     def _next(self) -> list[int] | None:
         """Return the most urgent tasks that one call of one optimizer can update; None at the end."""
-        with self._changed:
-            while not self._due and not self._stop:
-                self._changed.wait()
+        with self._worth:
+            while not self._worthwhile() and not self._stop:
+                self._worth.wait()
             if self._stop:
                 return None
             batch: list[int] = []
@@ -236,6 +271,7 @@ class DeferredOptimizer:
                 heappop(self._due)
                 batch.append(task)
                 size += self._tasks[task].size
+            self._due_bytes -= size
             return batch
 
     def _apply(self, batch: list[int], views: dict[int, torch.Tensor]) -> None:

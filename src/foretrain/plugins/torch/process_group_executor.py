@@ -38,6 +38,8 @@ from foretrain.tasks import Chunk, Op, Piece, Task
 # as much on threads of its own, 0.1 ms, and NCCL's does not copy at all. The sums are the same bits. gloo has no
 # coalesced all-reduce on a GPU, so there slices are still copied.
 
+_SUM, _SUM_COALESCED = AllreduceOptions(), AllreduceCoalescedOptions()
+
 
 class TensorOperations(Protocol):
     """Collectives on tensors, which all ranks begin in the same order.
@@ -81,8 +83,8 @@ class GroupOperations:
         del places
         # The group's own methods: those of torch.distributed look the group up and log, 30 µs for each operation.
         if len(tensors) == 1:
-            return self._group.allreduce(tensors, AllreduceOptions())
-        return self._group.allreduce_coalesced(tensors, AllreduceCoalescedOptions())
+            return self._group.allreduce(tensors, _SUM)
+        return self._group.allreduce_coalesced(tensors, _SUM_COALESCED)
 
     def reduce_scatter(self, padded: torch.Tensor, places: list[BufferSlice]) -> tuple[dist.Work, torch.Tensor]:
         """Begin to sum ``padded``; return the operation, and this rank's Nth of the sum."""
