@@ -187,7 +187,7 @@ class Coordinator:
             self._inbox.wake()
 
     def start(self, chunk: Chunk, done: Callable[[Chunk], None]) -> None:
-        """Let `_issue` send the command for ``chunk`` to all other ranks, and issue it here, at the end of this turn."""
+        """Have the command for ``chunk`` sent to all other ranks, and issued here, at the end of this turn."""
         used = self._used[self._step & 1]
         unused = frozenset(piece.task for piece in chunk.pieces if not used[piece.task])
         command = CollectiveCommand(self._executor.sequence + len(self._unissued), chunk, unused)
@@ -197,7 +197,7 @@ class Coordinator:
         self._unissued.append((command._replace(packed=packed), done))
 
     def _issue(self) -> None:
-        """Send the orders of this turn in one message to each rank, then issue them: messages take longer than calls."""
+        """Send this turn's orders in one message to each rank, then issue them: messages take longer than calls."""
         if self._unsent:
             self._send_all(bytes(self._unsent))
             self._unsent.clear()
