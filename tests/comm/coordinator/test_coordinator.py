@@ -119,7 +119,7 @@ def test_while_enough_is_in_flight_who_completes_reads_the_links(monkeypatch):
     monkeypatch.setattr(module, "_DEAF", PATIENCE)
     failures, executor = [], InOrder()
     with linked() as (ours, theirs), closing(executor):
-        coordinator = made(executor, {1: ours}, "bytescheduler(partition=1kB, credit=3kB)", failures)
+        coordinator = made(executor, {1: ours}, "bytescheduler(partition=1KiB, credit=3kB)", failures)
         try:
             theirs.send(CoordinatorMessage.OPEN)
             theirs.send(CoordinatorMessage.READY, body=pack_ready([ready_word(3, True)]))
