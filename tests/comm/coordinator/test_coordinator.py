@@ -75,6 +75,14 @@ def made(executor, links, policy, failures, **named):
     return Coordinator(job(), spec(policy), executor, links, failed=failures.append, **times, **named)
 
 
+def begin(coordinator, link, task):
+    """Let both ranks open the first step and report ``task``."""
+    link.send(CoordinatorMessage.OPEN)
+    link.send(CoordinatorMessage.READY, body=pack_ready([ready_word(task, True)]))
+    coordinator.open(0, False)
+    coordinator.ready(task, True)
+
+
 def peer(link, steps):
     """Rank 1: reports its tasks in an order of its own; returns the chunks that it was told to send."""
     told, total = [], 0
@@ -121,10 +129,7 @@ def test_while_enough_is_in_flight_who_completes_reads_the_links(monkeypatch):
     with linked() as (ours, theirs), closing(executor):
         coordinator = made(executor, {1: ours}, "bytescheduler(partition=1KiB, credit=3kB)", failures)
         try:
-            theirs.send(CoordinatorMessage.OPEN)
-            theirs.send(CoordinatorMessage.READY, body=pack_ready([ready_word(3, True)]))
-            coordinator.open(0, False)
-            coordinator.ready(3, True)
+            begin(coordinator, theirs, 3)
             executor.wait_started(3)
             # More urgent; heard when a piece of the other has completed.
             theirs.send(CoordinatorMessage.READY, body=pack_ready([ready_word(0, True)]))
@@ -147,10 +152,7 @@ def test_an_error_on_the_executor_s_thread_ends_the_job(monkeypatch):
         coordinator = made(executor, {1: ours}, "fifo", failures)
         monkeypatch.setattr(coordinator, "_failed", lambda error: (failures.append(error), ended.set()))
         try:
-            theirs.send(CoordinatorMessage.OPEN)
-            theirs.send(CoordinatorMessage.READY, body=pack_ready([ready_word(0, True)]))
-            coordinator.open(0, False)
-            coordinator.ready(0, True)
+            begin(coordinator, theirs, 0)
             executor.wait_started(1)
 
             def fail(*arguments):
