@@ -3,6 +3,7 @@
 import queue
 import random
 import threading
+import time
 from contextlib import closing
 
 import pytest
@@ -131,11 +132,11 @@ def test_while_enough_is_in_flight_who_completes_reads_the_links(monkeypatch):
         try:
             begin(coordinator, theirs, 3)
             executor.wait_started(3)
-            # More urgent; heard when a piece of the other has completed.
+            # More urgent; heard when a piece of the other has completed, or by a wake-up from before.
             theirs.send(CoordinatorMessage.READY, body=pack_ready([ready_word(0, True)]))
             coordinator.ready(0, True)
-            while not ours.unread():
-                pass
+            while not ours.unread() and not coordinator._masks[0][0] & 2:
+                time.sleep(0.001)
             executor.may.release()
             executor.wait_started(4)
             assert [chunk.pieces[0].task for chunk in executor.started] == [3, 3, 3, 0]
@@ -165,3 +166,14 @@ def test_an_error_on_the_executor_s_thread_ends_the_job(monkeypatch):
             coordinator.close()
     (failure,) = failures
     assert str(failure) == "rank 1 is gone"
+
+
+def test_a_goodbye_that_no_rank_answers_ends_the_thread(monkeypatch):
+    monkeypatch.setattr(module, "_BYE_TIMEOUT", 0.2)
+    failures, executor = [], InOrder()
+    with linked() as (ours, theirs), closing(executor):
+        coordinator = made(executor, {1: ours}, "fifo", failures)
+        coordinator.close()
+        assert not coordinator._thread.is_alive()
+        assert theirs.receive(PATIENCE)[0].kind == CoordinatorMessage.BYE
+    assert not failures

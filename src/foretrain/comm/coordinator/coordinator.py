@@ -264,7 +264,7 @@ class Coordinator:
 
     def _turn(self) -> None:
         # Timers are read after the sleep is announced: another thread that sets one then wakes this one.
-        most = self._inbox.sleep(self._peer_timeout / 8)
+        most = self._inbox.sleep(_BYE_TIMEOUT / 8 if self._closing else self._peer_timeout / 8)
         # Set before it is decided: whoever completes an operation meanwhile then wakes this thread.
         self._deaf = True
         if self._flying < _ENOUGH:
