@@ -75,12 +75,14 @@ def options() -> argparse.Namespace:
     parser.add_argument("--stand-ins", action="store_true", help="autograd is given gradients besides those added up")
     parser.add_argument("--load", action="store_true", help="each stage loads each micro-batch from its host")
     parser.add_argument("--reproducible", action="store_true", help="initial values do not depend on the layout")
-    parser.add_argument("--first", type=int, help="micro-batches of the first step, which warms up; all by default")
+    parser.add_argument(
+        "--first", type=int, nargs="+", default=(), help="micro-batches of the first steps; the others have all"
+    )
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = parser.parse_args()
-    if args.first and args.first % args.pp:
-        parser.error("--first must be a multiple of --pp")
+    if any(count % args.pp for count in args.first):
+        parser.error("--first must be multiples of --pp")
     if args.recompute == "activations" and not (args.model in SHAPES and SHAPES[args.model].mixture):
         parser.error("--recompute activations needs a model with experts")
     if args.ep * args.etp > 1 and not args.distributed_optimizer:
@@ -251,7 +253,7 @@ def main() -> None:
     meter = Meter(args.global_batch * args.sequence, talks=dist.get_rank() == (args.pp - 1) * (world // args.pp))
     torch.manual_seed(3 + dist.get_rank())
     for number in range(args.steps):
-        count = args.first if args.first and number == 0 else micro_batches
+        count = args.first[number] if number < len(args.first) else micro_batches
         gradients.zero(count)
         steps = [lambda came, number, stage=stage: run(stage, came, number) for stage in stages]
         loss = schedule(line, steps, count, optimizer.scale)

@@ -13,12 +13,16 @@ from typing import IO, TYPE_CHECKING
 from rows import Row
 
 if TYPE_CHECKING:
+    from foretrain.live.forecast import Forecast
     from foretrain.live.rank_processes import WarmForkServers
 
 HERE = Path(__file__).parent
 
 STEPS = 2
 """One to warm up, in which optimizer states and buffers are made, and one to measure; the others would be alike."""
+
+LARGE = 1024
+"""`Row.effort` above which steps of a pipeline are simulated with fewer micro-batches; see `first_steps`."""
 
 DEVICES = {
     "a100-40gb": "A100-40GB",
@@ -82,6 +86,8 @@ class Outcome:
     code: str = ""
     exact: bool = True
     """False where ``predicted`` was read back from an earlier page, to three digits."""
+    extrapolated: bool = False
+    """Whether ``predicted`` follows from steps with fewer micro-batches; see `first_steps`."""
 
     @property
     def error(self) -> float:
@@ -123,11 +129,31 @@ def stack_of(row: Row) -> str:
     return STACKS.get(row.family, row.factor or "eager")
 
 
+def first_steps(row: Row) -> tuple[int, ...]:
+    """Micro-batches of the three steps that are simulated in place of one with all; none where that one is.
+
+    Once a pipeline is full, as many micro-batches as it has stages always add the same time, and what comes before and
+    behind them takes as long however many there are. So the time of a step is a straight line over their number, of
+    which the second and the third step are two points. The first warms up.
+    """
+    stages = int(row.given("pp", "1"))
+    if row.script != "megatron.py" or row.effort <= LARGE or row.of_a_pipeline <= 4 * stages:
+        return ()
+    return stages, 2 * stages, 3 * stages
+
+
+def _extrapolated(found: Forecast, counts: Sequence[int], count: int) -> float:
+    """The time of a step with ``count`` micro-batches, ps; the first three had ``counts``."""
+    _, shorter, longer = (max(rank.steps[n].end - rank.steps[n].begin for rank in found.ranks) for n in range(3))
+    return longer + (longer - shorter) * (count - counts[2]) / (counts[2] - counts[1])
+
+
 def _outcome(row: Row, factor: float | None, host: float | None, memory: int | None = None) -> Outcome:
     from foretrain.device import HOST_LAUNCH
     from foretrain.errors import ForetrainError
     from foretrain.live.simulate import simulate
     from foretrain.network.deployment_notation import deployment, place
+    from foretrain.units import SECOND
 
     device, stack = device_of(row), stack_of(row)
     known = Outcome(row.id, row.family, row.model, device, stack, row.ranks, row.seconds, memory_measured=row.memory)
@@ -141,13 +167,14 @@ def _outcome(row: Row, factor: float | None, host: float | None, memory: int | N
     warm, said = _warm()
     said.seek(0)
     said.truncate()
-    script = [str(HERE / row.script), *row.argv]
+    counts = first_steps(row)
+    script = [str(HERE / row.script), *row.argv, *(("--first", *map(str, counts)) if counts else ())]
     measured = Path(row.calibration) if row.calibration else None
     try:
         found = simulate(
             script,
             where,
-            steps=STEPS,
+            steps=len(counts) or STEPS,
             factor=stack if factor is None else factor,
             host=launch,
             memory=memory,
@@ -161,13 +188,15 @@ def _outcome(row: Row, factor: float | None, host: float | None, memory: int | N
         return replace(known, failure=reason, wall=time.perf_counter() - begin)
     peaks = [rank.memory.allocated if row.allocated else rank.memory.reserved for rank in found.ranks]
     times = found.first.times
+    time_of_all = _extrapolated(found, counts, row.of_a_pipeline) if counts else found.iteration_time
     return replace(
         known,
-        predicted=found.iteration_time / 1e12,
+        predicted=time_of_all / SECOND,
         memory=max(peaks),
         wall=time.perf_counter() - begin,
-        spread=found.sigma / 1e12,
+        spread=found.sigma / found.iteration_time * time_of_all / SECOND,
         shares=[round(each / (sum(times) or 1), 4) for each in times],
+        extrapolated=bool(counts),
     )
 
 

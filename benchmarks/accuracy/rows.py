@@ -13,7 +13,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from foretrain.cli.accuracy import load_runs
@@ -89,6 +89,11 @@ class Row:
         live = given["pp"] * given["cp"]
         replicas = self.ranks // (live * given["tp"])
         return live * (given["global-batch"] // (replicas * given["micro-batch"]))
+
+    @property
+    def of_a_pipeline(self) -> int:
+        """Micro-batches of a step that go through one pipeline."""
+        return self.micro_batches // (int(self.given("pp", "1")) * int(self.given("cp", "1")))
 
     @property
     def effort(self) -> int:
@@ -529,18 +534,6 @@ def _argv(options: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(words)
 
 
-LARGE = 16384
-"""`Row.effort` above which the first step has no more micro-batches than fill the pipeline twice, to take less long."""
-
-
-def _shorter(row: Row) -> Row:
-    """``row``, the first step of whose pipeline is short, as it only warms up."""
-    stages = int(row.given("pp", "1"))
-    if row.family not in ("dgxc", "mbridge", "korthikanti22") or row.effort <= LARGE or stages == 1:
-        return row
-    return replace(row, argv=(*row.argv, "--first", str(2 * stages)))
-
-
 def _row(row: Record) -> Row:
     if row["family"] not in FAMILIES:
         raise _Cannot("its family is unknown here")
@@ -554,7 +547,7 @@ def _row(row: Record) -> Row:
         departures = (*departures, "the network between servers is not published: that of the preset")
     if (cluster := _cluster(row)).startswith("gb") and int(row["n_gpus"]) > RACK:
         departures = (*departures, f"how many GPUs of a rack take part is not published: {OF_A_RACK}")
-    made = Row(
+    return Row(
         id=row["id"],
         family=row["family"],
         tier=row["tier"],
@@ -571,7 +564,6 @@ def _row(row: Record) -> Row:
         stack=row["framework"],
         departures=departures,
     )
-    return _shorter(made)
 
 
 def read(path: Path = DATA) -> tuple[list[Row], list[Left]]:
