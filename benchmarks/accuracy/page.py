@@ -144,6 +144,10 @@ the picosecond, or to 0.3 % where it was read back from a picture, the others co
 again. A change that this run does not execute is not seen. {checked} of {count} outcomes were checked so with the code
 of commit `{commit}`. {inexact}
 
+Once a pipeline is full, as many micro-batches as it has stages always add the same time. Of {extrapolated} runs three
+shorter steps were simulated instead, with one, two and three times as many micro-batches as stages, and the time of a
+whole step is where a straight line through the second and the third leads.
+
 ## Fitted constants
 
 One factor for each GPU and framework multiplies the time of every operator; it says how far kernels of that framework
@@ -314,6 +318,7 @@ def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, flo
         unfitted=mean_absolute([one.error for one in good if one.id not in FITTED]),
         provenance=table(PROVENANCE_HEAD, by_provenance(good)),
         folds=table(FOLDS_HEAD, folds(good)),
+        extrapolated=sum(one.extrapolated for one in good),
         inexact=INEXACT.format(count=inexact) if inexact else "",
         possible=possible.total(),
         computed_count=len(others),

@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from foretrain.network.deployment_notation import deployment
 from tests.examples.torchrun import ROOT
+from tests.live import forked
 
 
 @pytest.fixture
@@ -226,6 +228,26 @@ def test_micro_batches_that_are_executed(accuracy):
     assert rows["vtrain-multi-0001"].micro_batches == 1  # 512 sequences, 64 replicas, 8 at once
     assert rows["torchtitan-0001"].micro_batches == 1
     assert rows["torchtitan-0013"].micro_batches == 8 * 8
+
+
+@pytest.mark.parametrize("layout", ["--pp 2 --vp 2", "--cp 2"])
+def test_the_time_of_many_micro_batches_follows_from_fewer(accuracy, monkeypatch, layout):
+    import row_outcome
+
+    rows = {row.id: row for row in accuracy.read()[0]}
+    argv = f"--layers 8 --hidden 256 --heads 4 --words 1024 --sequence 128 --global-batch 48 --dropout 0 {layout}"
+    row = replace(rows["mbridge-0096"], ranks=4, cluster="dgx-h100:1", argv=tuple(argv.split()))
+    many = row.of_a_pipeline
+    assert many == 24
+    monkeypatch.setattr(row_outcome, "LARGE", 0)
+    counts = row_outcome.first_steps(row)
+
+    def simulated(*more):
+        script = [str(row_outcome.HERE / row.script), *row.argv, *more]
+        return forked.simulated(script, deployment(f"{row.cluster},ranks=0-3"), steps=len(more[1:]) or 2).forecast
+
+    time = row_outcome._extrapolated(simulated("--first", *map(str, counts)), counts, many)
+    assert time == pytest.approx(simulated().iteration_time, rel=1e-3)
 
 
 def test_anchors_are_at_most_two_rows_and_a_stack_has_one_factor(accuracy):

@@ -209,6 +209,14 @@ def test_messages() -> None:
     assert 0 < message_ends(where, [(3, 3, size)])[0] < 20 * MICROSECOND
 
 
+def test_adaptive_routing_gives_exchanges_that_begin_apart_ways_apart() -> None:
+    """Each of 4 hosts of a leaf is in a group with one of the other leaf's; 4 spines have room for all."""
+    where = place("leaf_spine:2x4@10Gbps,spines=4,collective=ring,step=2us,routing=adaptive")
+    each = [Start(index, "all_reduce", 10**7, (index, 4 + index)) for index in range(4)]
+    (alone,) = ends(where, each[:1])
+    assert ends(where, each) == [alone + index for index in range(4)]
+
+
 def test_represented_pipelines_send_at_the_same_moment() -> None:
     where = place(SMALL)
     groups: list[Group] = [(rank, rank + 4) for rank in range(4)]

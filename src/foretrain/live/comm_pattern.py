@@ -23,6 +23,11 @@ takes the same time, and what it leaves of its links to others is the same but f
 From 2.12 on NCCL sends to another server by way of the GPU that has the same place in the sender's server as the
 receiver in its own (PXN): on rails a message then stays on one rail and meets no spine. Here that is done wherever it
 makes the way between servers shorter; the memory of the GPU in between is no limit, so that both legs are one path.
+
+# Note [Ways of adaptive routing]
+Each pattern is routed once, though others may be under way with it at some time: the stages of a pipeline exchange their
+gradients one after the other, or together. Adaptive routing finds a pattern's flows the ways on which they meet least,
+and of ways that are as good, those that patterns before took least.
 """
 
 from __future__ import annotations
@@ -45,7 +50,7 @@ from foretrain.network.deployment import Deployment
 from foretrain.network.fidelity import FLUID, Fidelity, PacketEstimate, packet_hops, speed
 from foretrain.network.fluid import run
 from foretrain.network.program import Paths, Program
-from foretrain.network.routing import router
+from foretrain.network.routing import Adaptive, link_load, router
 from foretrain.units import MICROSECOND, SECOND, Time
 
 _MOST_STEPS: Final = 1 << 17
@@ -54,6 +59,8 @@ _LEAST_STEPS: Final = 8
 _MOST_FLOWS: Final = 1 << 16
 """Flows of all groups that act together; groups beyond that are left out, the last first."""
 _LARGE: Final = 1 << 36
+_EARLIER: Final = 1e-9
+"""Of a flow of an earlier pattern against one of this pattern; see Note [Ways of adaptive routing]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,6 +120,7 @@ class RoutedCluster:
         # Bundles of sprayed links at every level: patterns are laid once, before their level is known.
         self.capacity = where.fluid.capacity
         self._router = router(where.topology, where.routing, seed=where.seed)
+        self._earlier = np.zeros(len(self.capacity))
         known, mine = self._router.topology, where.topology
         names = {node.name: index for index, node in enumerate(known.nodes)}
         # Routing may bundle switches, and then numbers nodes anew.
@@ -172,10 +180,13 @@ class RoutedCluster:
         keys = (sources * len(self._number) + targets) * (int(channels.max(initial=0)) + 1) + channels
         _, once, which = np.unique(keys, return_index=True, return_inverse=True)
         columns = sources[once], targets[once], channels[once]
-        return (self._by_proxy(*columns) if proxied else self._paths(*columns)).gather(which)
+        paths = self._by_proxy(*columns) if proxied else self._paths(*columns)
+        self._earlier += _EARLIER * link_load(paths, self._router.topology)
+        return paths.gather(which)
 
     def _paths(self, *columns: NDArray[np.integer]) -> Paths:
-        return self._router.paths(*(column.astype(np.int32) for column in columns))
+        router = self._router.reload(self._earlier) if isinstance(self._router, Adaptive) else self._router
+        return router.paths(*(column.astype(np.int32) for column in columns))
 
     def _by_proxy(
         self, sources: NDArray[np.integer], targets: NDArray[np.integer], channels: NDArray[np.integer]

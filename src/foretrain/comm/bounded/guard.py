@@ -11,6 +11,7 @@ tenth. Where not, it is zero at once, for one round, then for two, four and so o
 eight rounds or more the losses of that pause, which lost nothing, are the new reference.
 
 Alike is what differs by no more than a tenth beyond four standard errors, so that noise alone is hardly ever an alarm.
+How large noise is, few values say only roughly: it is taken as the largest that they leave likely.
 
 Every rank guards what it receives, on its own: what a sender may lose is up to the receiver. Sums are the same on all
 ranks, so that they decide alike, but of an all-reduce that is split each rank sees its part alone.
@@ -41,15 +42,17 @@ _SLOW = 4 * ROUND
 """Values whose mean a trend follows."""
 _NORMAL_MEDIAN = 0.6745
 """Median of the absolute value of a normal variable, over its standard deviation."""
+_FEW = 2.8
+"""Two standard errors of a deviation that `_Noise` estimates from n values: this over the root of n, relative."""
 _LONG = 8
 """Rounds of a pause whose losses are a reference of their own."""
 
 
 class _Noise:
-    """Standard deviation of values about a mean that may drift or jump.
+    """Standard deviation of values about a mean that may drift or jump, at most.
 
     It is the median of second differences, by what that is of normal values: a drift leaves no trace in these, and a
-    jump one in two of them.
+    jump one in two of them. That of few values may by chance be small, so that it is enlarged by `_FEW`.
     """
 
     def __init__(self) -> None:
@@ -69,7 +72,9 @@ class _Noise:
     def deviation(self) -> float:
         """Return the standard deviation."""
         if self._deviation is None:
-            self._deviation = median(self._seconds or (0.0,)) / (_NORMAL_MEDIAN * math.sqrt(6))
+            seconds = self._seconds or (0.0,)
+            few = 1 + _FEW / math.sqrt(len(seconds))
+            self._deviation = few * median(seconds) / (_NORMAL_MEDIAN * math.sqrt(6))
         return self._deviation
 
 
