@@ -25,9 +25,9 @@ receiver in its own (PXN): on rails a message then stays on one rail and meets n
 makes the way between servers shorter; the memory of the GPU in between is no limit, so that both legs are one path.
 
 # Note [Ways of adaptive routing]
-Each pattern is routed once, though others may be under way with it at some time: the stages of a pipeline exchange their
-gradients one after the other, or together. Adaptive routing finds a pattern's flows the ways on which they meet least,
-and of ways that are as good, those that patterns before took least.
+Each pattern is routed once, though others may be under way with it at some time: the stages of a pipeline exchange
+their gradients one after the other, or together. Adaptive routing finds a pattern's flows the ways on which they meet
+least, and of ways that are as good, those that patterns before took least.
 """
 
 from __future__ import annotations
@@ -184,9 +184,11 @@ class RoutedCluster:
         self._earlier += _EARLIER * link_load(paths, self._router.topology)
         return paths.gather(which)
 
-    def _paths(self, *columns: NDArray[np.integer]) -> Paths:
+    def _paths(
+        self, sources: NDArray[np.integer], targets: NDArray[np.integer], channels: NDArray[np.integer]
+    ) -> Paths:
         router = self._router.reload(self._earlier) if isinstance(self._router, Adaptive) else self._router
-        return router.paths(*(column.astype(np.int32) for column in columns))
+        return router.paths(sources.astype(np.int32), targets.astype(np.int32), channels.astype(np.int32))
 
     def _by_proxy(
         self, sources: NDArray[np.integer], targets: NDArray[np.integer], channels: NDArray[np.integer]
