@@ -135,6 +135,8 @@ def alone(build, optimizer, options, inputs, classes):
     model(inputs[:2])
     adapt, variables = model.optimizer, model.trainable_variables
 
+    # As a graph, as fit() runs its steps: TensorFlow rewrites graphs to other kernels, which round differently.
+    @tf.function
     def step(x, y):
         found = []
         for half in range(2):
