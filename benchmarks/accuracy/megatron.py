@@ -22,7 +22,8 @@ from megatron_batch import load
 from megatron_experts import Grouped
 from megatron_model import SHAPES, Shape, Stage, Way, fuse, gpt
 from megatron_optimizer import Gradients, MixedPrecisionAdam, counted, sum_partial, wait_before_use
-from megatron_pipeline import Line, interleaved, one_forward_one_backward
+from megatron_pipeline import Line, beside, interleaved, one_forward_one_backward
+from megatron_turns import Turns
 from ring_attention import zigzag
 from tensor_layers import Column, Row, Split
 from torch import nn
@@ -59,6 +60,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--overlap-data", action="store_true", help="gradients are reduced during the backward pass")
     parser.add_argument("--overlap-gather", action="store_true", help="parameters are gathered during the forward pass")
     parser.add_argument("--overlap-pipeline", action="store_true", help="the host does not wait for messages")
+    parser.add_argument("--overlap-experts", action="store_true", help="tokens travel under other micro-batches")
     parser.add_argument("--distributed-optimizer", action="store_true")
     parser.add_argument("--dtype", choices=DTYPES, default="fp16")
     parser.add_argument("--gradients", choices=DTYPES, help="dtype in which gradients add up; the model's by default")
@@ -87,6 +89,8 @@ def options() -> argparse.Namespace:
         parser.error("--recompute activations needs a model with experts")
     if args.ep * args.etp > 1 and not args.distributed_optimizer:
         parser.error("--ep and --etp need --distributed-optimizer, which knows whose gradients are whose")
+    if args.overlap_experts and args.pp > 1 and args.vp == 1:
+        parser.error("--overlap-experts needs --vp in a pipeline, whose passes are not beside one another without")
     return args
 
 
@@ -115,13 +119,18 @@ def layers_of(shape: Shape, args: argparse.Namespace, number: int) -> range:
 
 
 def build(
-    args: argparse.Namespace, mesh: DeviceMesh, of_experts: DeviceMesh | None, split: Split, device: torch.device
+    args: argparse.Namespace,
+    mesh: DeviceMesh,
+    of_experts: DeviceMesh | None,
+    turns: Turns | None,
+    split: Split,
+    device: torch.device,
 ) -> list[Stage]:
     """The stages that this rank has."""
     shape, count = shape_of(args), args.pp * args.vp
     context = mesh["cp"].get_group() if args.cp > 1 else None
     experts, parts = (of_experts[name].get_group() if of_experts else None for name in ("ep", "etp"))
-    way = Way(args.attention, args.recompute, args.dropout, context, experts, parts, args.fused_loss)
+    way = Way(args.attention, args.recompute, args.dropout, context, experts, parts, args.fused_loss, turns)
     stages = []
     for number in range(mesh["pp"].get_local_rank(), count, args.pp):
         with device:
@@ -202,7 +211,8 @@ def main() -> None:
     torch.manual_seed(1)
     tp, pp = mesh["tp"].get_group(), mesh["pp"].get_group()
     split = Split(tp, args.sequence_parallel, args.overlap_tensor, args.float8, args.pieces, args.reproducible)
-    stages = build(args, mesh, of_experts, split, device)
+    turns = Turns() if args.overlap_experts else None
+    stages = build(args, mesh, of_experts, turns, split, device)
     of_stages = [list(stage.parameters()) for stage in stages]
     parameters = list(dict.fromkeys(p for each in of_stages for p in each))
     uses = {
@@ -230,8 +240,10 @@ def main() -> None:
     here = args.sequence // args.cp // (args.tp if args.sequence_parallel else 1)
     activations = (here, args.micro_batch, stages[0].shape.hidden)
     alike = None if args.sequence_parallel or args.tp == 1 else tp
-    line = Line(pp, activations, DTYPES[args.dtype], device, synchronous=not args.overlap_pipeline, alike=alike)
-    schedule = interleaved if args.vp > 1 else one_forward_one_backward
+    line = Line(
+        pp, activations, DTYPES[args.dtype], device, synchronous=not args.overlap_pipeline, alike=alike, turns=turns
+    )
+    schedule = interleaved if args.vp > 1 else beside if turns else one_forward_one_backward
     words = 50257 if args.words is None else args.words
     torch.manual_seed(2)
     tokens = torch.randint(words, (args.global_batch, args.sequence + 1)).chunk(dp)[mesh["dp"].get_local_rank()]

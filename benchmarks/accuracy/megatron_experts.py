@@ -81,25 +81,30 @@ class _Sort(torch.autograd.Function):
 
 
 class _Exchange(torch.autograd.Function):
-    """Rows to the ranks of ``group``, ``sent`` to each, ``received`` from each."""
+    """Rows to the ranks of ``way.experts``, ``sent`` to each, ``received`` from each."""
 
     @staticmethod
-    def forward(ctx, rows: Tensor, sent: Sequence[int], received: Sequence[int], group: ProcessGroup) -> Tensor:
-        ctx.counts, ctx.group = (sent, received), group
-        return exchange(rows, sent, received, group)
+    def forward(ctx, rows: Tensor, sent: Sequence[int], received: Sequence[int], way: Way) -> Tensor:
+        ctx.counts, ctx.way = (sent, received), way
+        return exchange(rows, sent, received, way)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor | None, ...]:
         sent, received = ctx.counts
-        return exchange(gradient, received, sent, ctx.group), None, None, None
+        return exchange(gradient, received, sent, ctx.way), None, None, None
 
 
-def exchange(rows: Tensor, sent: Sequence[int], received: Sequence[int], group: ProcessGroup) -> Tensor:
-    if group.size() == 1:
+def exchange(rows: Tensor, sent: Sequence[int], received: Sequence[int], way: Way) -> Tensor:
+    if way.experts is None or way.experts.size() == 1:
         return rows
     out = rows.new_empty(sum(received), *rows.shape[1:])
-    dist.all_to_all_single(out, rows.contiguous(), list(received), list(sent), group)
-    return out
+    rows = rows.contiguous()
+    if way.turns is None:
+        dist.all_to_all_single(out, rows, list(received), list(sent), way.experts)
+        return out
+    work = dist.all_to_all_single(out, rows, list(received), list(sent), way.experts, async_op=True)
+    way.turns.hand_over()
+    return done((out, [work]))
 
 
 class _Gather(torch.autograd.Function):
@@ -266,7 +271,8 @@ class Experts(nn.Module):
     def __init__(self, split: Split, name: str, shape: Shape, way: Way) -> None:
         super().__init__()
         assert shape.mixture is not None
-        self.mixture, self.group, self.parts = shape.mixture, way.experts or Alone(), way.parts or Alone()
+        self.mixture, self.way = shape.mixture, way
+        self.group, self.parts = way.experts or Alone(), way.parts or Alone()
         self.here = self.mixture.experts // self.group.size()
         first = self.group.rank() * self.here
         self.router = parameter(split, f"{name}.router", (self.mixture.experts, shape.hidden), None, 0.02)
@@ -302,7 +308,7 @@ class Experts(nn.Module):
 
     def _shares(self, tokens: Tensor, weights: Tensor, chosen: Tensor, counts: Tensor, places: Tensor) -> Tensor:
         """Of each expert's tokens as many as its share, and nothing where there are fewer: the host knows all sizes."""
-        top, experts, group, parts = self.mixture.top, self.mixture.experts, self.group, self.parts
+        top, experts, way, parts = self.mixture.top, self.mixture.experts, self.way, self.parts
         share = math.ceil(len(tokens) * top / experts)
         rank = places - (counts.cumsum(0) - counts)[chosen.flatten()]
         slots = torch.where(rank < share, chosen.flatten() * share + rank, experts * share)
@@ -312,35 +318,35 @@ class Experts(nn.Module):
         weights = nn.functional.pad(weights.flatten(), (0, 1)).index_select(0, choices)
         sources = (choices // top).clamp(max=len(tokens) - 1)
 
-        sent = [self.here * share] * group.size()
-        rows = _Exchange.apply(_Copy.apply(tokens, sources, places), sent, sent, group)
-        weights = _Exchange.apply(weights, sent, sent, group)
+        sent = [self.here * share] * self.group.size()
+        rows = _Exchange.apply(_Copy.apply(tokens, sources, places), sent, sent, way)
+        weights = _Exchange.apply(weights, sent, sent, way)
         rows, weights = _Gather.apply(rows, parts), _Gather.apply(weights, parts)
-        ranks = group.size() * parts.size()
+        ranks = self.group.size() * parts.size()
         rows = rows.unflatten(0, (ranks, self.here, share)).transpose(0, 1).flatten(0, 2)
         weights = weights.unflatten(0, (ranks, self.here, share)).transpose(0, 1).flatten()
         rows = self.networks(rows, weights, [ranks * share] * self.here)
         rows = rows.unflatten(0, (self.here, ranks, share)).transpose(0, 1).flatten(0, 2)
-        rows = _Exchange.apply(_Scatter.apply(rows, parts), sent, sent, group)
+        rows = _Exchange.apply(_Scatter.apply(rows, parts), sent, sent, way)
         return _Add.apply(rows, sources, places)
 
     def _all(self, tokens: Tensor, weights: Tensor, counts: Tensor, order: Tensor, places: Tensor) -> Tensor:
         """All tokens of each expert; the host waits to learn how many."""
-        top, group = self.mixture.top, self.group
+        top, group, way = self.mixture.top, self.group, self.way
         coming = torch.empty_like(counts)
         dist.all_to_all_single(coming, counts, group=group) if group.size() > 1 else coming.copy_(counts)
         sent, received = (each.view(-1, self.here).sum(1).tolist() for each in (counts, coming))
         mine = coming.view(-1, self.here).sum(0).tolist()
 
         sources, places = order // top, places.view(-1, top)
-        rows = _Exchange.apply(_Copy.apply(tokens, sources, places), sent, received, group)
-        weights = _Exchange.apply(weights.flatten().index_select(0, order), sent, received, group)
+        rows = _Exchange.apply(_Copy.apply(tokens, sources, places), sent, received, way)
+        weights = _Exchange.apply(weights.flatten().index_select(0, order), sent, received, way)
         expert = torch.arange(len(coming), device=tokens.device) % self.here
         expert = expert.repeat_interleave(coming, output_size=sum(received))
         order = expert.argsort(stable=True)
         back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         rows = self.networks(_Sort.apply(rows, order, back), weights.index_select(0, order), mine)
-        rows = _Exchange.apply(_Sort.apply(rows, back, order), received, sent, group)
+        rows = _Exchange.apply(_Sort.apply(rows, back, order), received, sent, way)
         return _Add.apply(rows, sources, places)
 
 

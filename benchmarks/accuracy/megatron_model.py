@@ -12,6 +12,7 @@ import float8_layers
 import ring_attention
 import torch
 import transformer_engine_memory
+from megatron_turns import Turns
 from tensor_layers import Alone, Column, Row, Split, VocabularyEmbedding, cross_entropy, parameter
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
@@ -190,6 +191,7 @@ class Way:
         experts: the ranks that share a layer's experts; None for one.
         parts: the ranks that each expert is split over; None for one.
         fused_loss: whether the loss is Transformer Engine's.
+        turns: of passes that are beside one another while tokens travel; None where each is alone.
     """
 
     attention: Literal["core", "flash", "cudnn"] = "core"
@@ -199,6 +201,7 @@ class Way:
     experts: ProcessGroup | None = None
     parts: ProcessGroup | None = None
     fused_loss: bool = False
+    turns: Turns | None = None
 
 
 # Megatron has kernels of its own for these four; `fuse` makes kernels of them here.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
+from megatron_turns import Turns
 from torch import Tensor
 from torch.distributed import P2POp, ProcessGroup
 
@@ -24,6 +25,7 @@ class Line:
             (``batch_p2p_sync`` of Megatron-Core, always before), so that it never launches ahead of what arrives.
         alike: ranks that have the same activations: each sends its part of them, and the receivers gather the parts
             (Narayanan et al., §4.1, scatter/gather optimization); None where each has its own.
+        turns: of a backward pass and the next forward pass beside it; None where one is after the other.
     """
 
     group: ProcessGroup
@@ -32,6 +34,7 @@ class Line:
     device: torch.device
     synchronous: bool = False
     alike: ProcessGroup | None = None
+    turns: Turns | None = None
 
     @property
     def rank(self) -> int:
@@ -124,6 +127,17 @@ def _chunks(line: Line, stages: Sequence[Stage], micro_batches: int, scale: floa
     return made
 
 
+def beside(line: Line, stages: Sequence[Stage], micro_batches: int, scale: float) -> Tensor | None:
+    """Runs all micro-batches through the only stage, each one's backward pass beside the next one's forward pass."""
+    (chunk,) = _chunks(line, stages, micro_batches, scale)
+    assert line.turns is not None
+    chunk.forward()
+    for _ in range(micro_batches - 1):
+        line.turns.beside(chunk.backward, chunk.forward)
+    chunk.backward()
+    return chunk.loss
+
+
 def one_forward_one_backward(line: Line, stages: Sequence[Stage], micro_batches: int, scale: float) -> Tensor | None:
     """Runs all micro-batches through one stage a rank; the mean loss, on the last rank."""
     (chunk,) = _chunks(line, stages, micro_batches, scale)
@@ -161,7 +175,9 @@ def interleaved(line: Line, stages: Sequence[Stage], micro_batches: int, scale: 
     count, ranks, rank = len(chunks), line.ranks, line.rank
     first, last = rank == 0, rank == ranks - 1
     total = micro_batches * count
-    warm = total if micro_batches == ranks else min(total, 2 * (ranks - rank - 1) + (count - 1) * ranks)
+    warm = 2 * (ranks - rank - 1) + (count - 1) * ranks
+    warm += line.turns is not None  # what is forward must not be what is backward beside it
+    warm = total if micro_batches == ranks else min(total, warm)
 
     def of(number: int, forward: bool = True) -> int:
         """The stage whose turn is in step ``number`` of this rank's forward or backward passes."""
@@ -181,8 +197,11 @@ def interleaved(line: Line, stages: Sequence[Stage], micro_batches: int, scale: 
         if backwards:
             chunks[count - 1].gradients.append(gradient)
     for step in range(total - warm):
-        output = chunks[of(step + warm)].forward()
-        gradient = chunks[of(step, False)].backward()
+        ahead, back = chunks[of(step + warm)].forward, chunks[of(step, False)].backward
+        if line.turns:
+            gradient, output = line.turns.beside(back, ahead)
+        else:
+            output, gradient = ahead(), back()
         # The first rank's inputs come from the last one, which is ranks - 1 steps behind; so for gradients on the last.
         if first:
             behind = of(step + warm - (ranks - 1))

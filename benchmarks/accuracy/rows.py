@@ -347,12 +347,10 @@ def _mixture(row: Record, model: str) -> tuple[dict[str, object], tuple[str, ...
         departures.append(FUSED)
     if "[^gpt-oss-note]" in row["model_tflops_per_gpu"]:
         departures.append("its publisher says that this release was slow by a fault of cuDNN's")
-    drop, gpt_oss = "tokendrop" in row["model"], model == "gpt-oss-120b"
+    drop, gpt_oss = _is_fused(row) or "tokendrop" in row["model"], model == "gpt-oss-120b"
     if gpt_oss:
         departures.append("attention sees the whole sequence in all layers, not 128 words in every other")
         departures.append("attention has no sinks, and activations no bound")
-    elif model == "qwen3-235b-a22b" and row["gpu"] == "DGX-H100":
-        departures.append("exchanges of tokens do not overlap with another micro-batch (moe_a2a_overlap)")
     rack = row["gpu"].startswith("DGX-GB")
     if (
         rack
@@ -365,13 +363,18 @@ def _mixture(row: Record, model: str) -> tuple[dict[str, object], tuple[str, ...
         spread = "64"
         departures.append("64 ranks share the experts, as in the recipe of its release (v0.2.1), not 8 as in its table")
     options = _modern(row, model, _float8(row), "bf16", ep=spread, drop=drop)
-    options |= {"recompute": "activations" if gpt_oss else None, "overlap-gather": True}
+    options |= {"recompute": "activations" if gpt_oss and not _is_fused(row) else None, "overlap-gather": True}
+    beside = _is_fused(row) or (row["gpu"] == "DGX-H100" and row["pp"] != "1" and not gpt_oss)
+    options |= {"overlap-experts": beside}
     options |= {"ends-count": row["pp"] != "1" and model == "qwen3-235b-a22b"}
     return options, tuple(departures)
 
 
-FUSED = "exchanges of tokens overlap with no other micro-batch, no iteration is a CUDA graph, no expert a single kernel"
-"""What Megatron-Bridge's recipes of experts in MXFP8 have done since 26.06, and megatron.py does not."""
+FUSED = "no iteration is a CUDA graph, no expert is a single kernel, and attention is not in float8"
+"""What Megatron-Bridge's recipes of experts in MXFP8 have done since 26.06, and megatron.py does not.
+
+In one graph the host cannot learn how many tokens come: it is given as many as are equally spread, as by ``--drop``.
+"""
 
 
 def _is_fused(row: Record) -> bool:
@@ -395,9 +398,14 @@ def _deepseek_v3(row: Record) -> tuple[dict[str, object], tuple[str, ...]]:
     if "26.04" in release and gpu == "DGX-GB200":
         recompute = None
         departures.append("networks of the three layers without experts are not recomputed")
-    if _is_fused(row):
+    fused, pipelined = _is_fused(row), row["vp"] not in ("", "1", "n/a")
+    if fused:
         departures.append(FUSED)
-    options = _modern(row, "deepseek-v3", _float8(row), "bf16", ep=row["ep"], drop="tokendrop" in row["model"])
+        if not pipelined:
+            departures.append("tokens do not travel under other micro-batches: how stages were cut is not published")
+    drop = fused or "tokendrop" in row["model"]
+    options = _modern(row, "deepseek-v3", _float8(row), "bf16", ep=row["ep"], drop=drop)
+    options |= {"overlap-experts": fused and pipelined}
     options |= {"predict": None if "w/o MTP" in row["model"] else 1, "recompute": recompute, "overlap-gather": True}
     options |= {"fused-loss": True}
     return options, tuple(departures)
