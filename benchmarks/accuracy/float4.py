@@ -36,10 +36,10 @@ def pack_and_turn(x: Tensor, largest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return found, factor, pack(x.t(), largest)[0]
 
 
-def turn(packed: Tensor) -> Tensor:
-    """What `pack` gives, transposed; blocks of the other way get scales of their own."""
-    numbers = unpack(packed, torch.ones((), device=packed.device))
-    return pack(numbers.t(), numbers.abs().amax())[0]
+def join(parts: Tensor, pieces: int) -> Tensor:
+    """What `pack` gives of all columns, of what it gave of each rank's: (ranks, rows, bytes), some of each piece."""
+    sides = parts.tensor_split((parts.shape[-1] * 8 // 9,), dim=-1)
+    return torch.cat([side.unflatten(-1, (pieces, -1)).permute(1, 2, 0, 3).flatten(1) for side in sides], -1)
 
 
 def unpack(packed: Tensor, factor: Tensor) -> Tensor:
@@ -69,5 +69,5 @@ def multiply(a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor, out: Tensor) -> N
 
 def fuse() -> None:
     """Lets the compiler make one kernel of each of the three functions above, for every shape that a model has."""
-    for function in (pack, pack_and_turn, turn):
+    for function in (pack, pack_and_turn, join):
         globals()[function.__name__] = torch.compile(function, recompile_limit=64)

@@ -2,8 +2,9 @@
 
 Scales are those of the micro-batch before ("delayed"), so that a tensor is read once: the kernel that makes it float8
 also finds its greatest value, and after a norm it is the norm's own. Split weights are cast once in a step. What the
-next product needs transposed, since Hopper's units take one layout only, is written along or transposed in float8. With
-a split sequence, activations and gradients are gathered in float8, at half the bytes. See Transformer Engine's
+next product needs transposed, since Hopper's units take one layout only, is written along or transposed in float8. Of 4
+bits it is always written along, since blocks of the other way have other scales. With a split sequence, activations and
+gradients are gathered in float8, at half the bytes; of 4 bits, both ways. See Transformer Engine's
 ``layernorm_linear.py`` and ``TransformerEngineBaseModule.grad_output_preprocess``.
 
 Departs in that scales come from one micro-batch, not from the greatest of up to 1,024, and in that on CPUs gradients of
@@ -17,7 +18,7 @@ from typing import Any
 
 import float4
 import torch
-from tensor_exchange import Multiply, done, gather, gather_and_multiply, multiply_and_scatter, total, wait
+from tensor_exchange import Multiply, Pending, done, gather, gather_and_multiply, multiply_and_scatter, total, wait
 from torch import Tensor, nn
 from transformer_engine_memory import added
 
@@ -101,9 +102,16 @@ class Packed(Scaled):
         return float4.pack_and_turn(x, greatest(x))
 
 
-def turned(x: Tensor) -> Tensor:
-    """What a product takes, transposed."""
-    return float4.turn(x) if x.dtype == torch.uint8 else x.t().contiguous()
+def gather_to_turn(x: Tensor, split: Any) -> Pending:
+    """What `turned` takes: all ranks' parts of a cast tensor, or of 4 bits, of a transposed one."""
+    return gather(x, split.group, 1 if x.dtype == torch.uint8 else split.pieces)
+
+
+def turned(x: Tensor, split: Any) -> Tensor:
+    """What a product takes, transposed; ``x`` is transposed already where it has 4 bits, but for ranks' parts."""
+    if x.dtype != torch.uint8:
+        return x.t().contiguous()
+    return float4.join(x.unflatten(0, (split.ranks, -1)), split.pieces) if split.sequence else x
 
 
 def product(a: Tensor, of_a: Tensor, b: Tensor, of_b: Tensor, out: torch.dtype) -> Tensor:
@@ -151,9 +159,13 @@ class Column(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: nn.Parameter, split: Any, scaled: Scaled) -> Tensor:
-        here, of_x = scaled.cast("input", x.flatten(0, 1), FORWARD)
+        if isinstance(scaled, Packed):
+            here, of_x, kept = scaled.cast_and_turn("input", x.flatten(0, 1), FORWARD)
+        else:
+            here, of_x = scaled.cast("input", x.flatten(0, 1), FORWARD)
+            kept = here
         matrix, of_matrix, _ = scaled.weight(weight)
-        ctx.save_for_backward(here, of_x)
+        ctx.save_for_backward(kept, of_x)
         ctx.weight, ctx.split, ctx.scaled = weight, split, scaled
         if not split.sequence:
             return product(here, of_x, matrix, of_matrix, x.dtype).unflatten(0, x.shape[:2])
@@ -163,16 +175,16 @@ class Column(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (here, of_x), split, weight = ctx.saved_tensors, ctx.split, ctx.weight
-        again = gather(here, split.group, split.pieces) if split.sequence else None
+        (kept, of_x), split, weight = ctx.saved_tensors, ctx.split, ctx.weight
+        again = gather_to_turn(kept, split) if split.sequence else None
         found, of_found, of_rows = ctx.scaled.cast_and_turn("gradient", gradient.flatten(0, 1), BACKWARD)
         _, of_matrix, matrix = ctx.scaled.weight(weight)
         of_input = product(found, of_found, matrix, of_matrix, gradient.dtype).unflatten(0, gradient.shape[:2])
-        whole = done(again) if again else here
+        whole = done(again) if again else kept
         reduced = split.reduce(of_input)
         if not split.overlap:
             wait(reduced)
-        of_weight = accumulate(weight, of_rows, turned(whole), (of_found, of_x))
+        of_weight = accumulate(weight, of_rows, turned(whole, split), (of_found, of_x))
         return done(reduced), of_weight, None, None
 
 
@@ -198,10 +210,15 @@ class Row(torch.autograd.Function):
         flat = gradient.flatten(0, 1)
         _, of_matrix, matrix = ctx.scaled.weight(weight)
         if split.sequence:
-            here, of_found = ctx.scaled.cast("gradient", flat, BACKWARD)
+            kept = None
+            if isinstance(ctx.scaled, Packed):
+                here, of_found, kept = ctx.scaled.cast_and_turn("gradient", flat, BACKWARD)
+            else:
+                here, of_found = ctx.scaled.cast("gradient", flat, BACKWARD)
             of_input = gradient.new_empty(len(here) * split.ranks, len(matrix))
             multiply = into(of_found, matrix, of_matrix)
-            of_rows = turned(gather_and_multiply(here, split.group, split.pieces, multiply, of_input))
+            whole = gather_and_multiply(here, split.group, split.pieces, multiply, of_input)
+            of_rows = turned(whole if kept is None else done(gather_to_turn(kept, split)), split)
         else:
             found, of_found, of_rows = ctx.scaled.cast_and_turn("gradient", flat, BACKWARD)
             of_input = product(found, of_found, matrix, of_matrix, gradient.dtype)

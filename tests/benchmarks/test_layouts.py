@@ -94,7 +94,7 @@ TINY = f"megatron.py {SMALL} --layers 2 --hidden 32 --heads 4 --global-batch 4 -
         f"{TINY} --dtype bf16 --gradients fp32 --dropout 0 --float8 current --sequence-parallel --pieces 2",
         f"{QWEN3.replace('fp32', 'bf16')} --gradients fp32 --float8 current --ep 2",
         f"{TINY} --dtype bf16 --gradients fp32 --dropout 0 --float8 nvfp4",
-        f"{TINY} --dtype bf16 --gradients fp32 --dropout 0 --float8 nvfp4 --sequence-parallel --pieces 2",
+        f"{TINY} --dtype bf16 --gradients fp32 --dropout 0 --float8 nvfp4 --sequence-parallel --pieces 2 --sequence 32",
         f"{LLAMA} --batch 2 --recompute selective",
         f"{LLAMA} --batch 2 --float8 tensorwise --recompute full",
         f"{LLAMA} --batch 2 --float8 tensorwise --tp 2",
@@ -112,6 +112,18 @@ def test_low_precision_learns(command):
 @pytest.fixture
 def scripts(monkeypatch):
     monkeypatch.setattr(sys, "path", [str(ACCURACY), *sys.path])
+
+
+@pytest.mark.usefixtures("scripts")
+def test_ranks_join_what_each_has_packed_and_turned():
+    import float4
+
+    whole = torch.randn(4 * 32, 48)  # the sequence in two pieces, of each of which either rank has 32 rows
+    largest = whole.abs().amax()
+    of_ranks = [torch.cat([whole[32 * rank :][:32], whole[64 + 32 * rank :][:32]]) for rank in range(2)]
+    parts = torch.stack([float4.pack_and_turn(part, largest)[2] for part in of_ranks])
+
+    assert float4.join(parts, 2).equal(float4.pack_and_turn(whole, largest)[2])
 
 
 @pytest.mark.parametrize(
