@@ -13,7 +13,7 @@ from factors import ANCHORS, HOST_ANCHORS
 from kept import checked
 from measure import machine
 from row_outcome import ROOM, Outcome
-from rows import COMPUTED, DATA, Left, Row, read
+from rows import COMPUTED, DATA, Left, Row, contributed, read
 from summary import (
     CONTRIBUTORS_HEAD,
     FITTED,
@@ -292,6 +292,7 @@ def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, flo
 
     good, others, here = measurements(found), computed(found), machine()
     published, left = read(DATA)
+    left += contributed()[1]
     possible = Counter(row.family for row in published if row.family not in COMPUTED)
     done = Counter(one.family for one in good)
     missing = ", ".join(

@@ -55,9 +55,10 @@ TARGETS = (
     Target("largest error of memory", "memory_error_max", 0.05, MEMORY),
 )
 FAMILIES = {
-    "mbridge": "since release 26.06 models with experts in MXFP8 run as one CUDA graph, exchange tokens under layers of"
-    " another micro-batch, and compute each expert in one kernel, none of which megatron.py does: Qwen3 30B on 8 GB200"
-    " takes 0.65 of its time in 26.02; and GPT-OSS and Nemotron 3 Super are forecast too short, which is not explained",
+    "mbridge": "between servers a token is sent to each of its experts, where HybridEP sends it once to each server;"
+    " since release 26.06 models with experts in MXFP8 run as one CUDA graph, with attention in float8 and each expert in"
+    " one kernel, none of which megatron.py does; table entries of large products on GB200 are of a GPU that was slowed"
+    " down; and GPT-OSS and Nemotron 3 Super are forecast too short, which is not explained",
     "neusight": "one run of four; the cause is not known",
     "vtrain-multi": WIDTH_TWO,
 }

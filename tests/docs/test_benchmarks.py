@@ -81,6 +81,16 @@ def test_numbers_of_the_readme_stand_on_the_page_too():
         assert set(re.findall(r"\d[\d.,]*", result)) <= page, row
 
 
+def test_the_readme_says_how_far_off_single_forecasts_are():
+    page = (ROOT / "docs" / "live" / "accuracy.md").read_text(encoding="utf-8")
+    of_runs = page.partition("\n| family, GPU ")[2].partition("\n\n")[0]
+    largest = max(abs(float(line.split("|")[6].strip(" %"))) for line in of_runs.splitlines()[2:])
+    said = re.search(r"\[single runs\]\(docs/live/accuracy.md\) are off by up to (\d+) %", README)
+
+    assert said
+    assert int(said[1]) == round(largest)
+
+
 def test_the_readme_fits_a_screen_or_two():
     assert len(README.splitlines()) < 120
 
