@@ -20,7 +20,8 @@ def test_what_is_not_simulated_is_named_with_a_remedy() -> None:
     import subprocess
 
     import pytest
-    from torch.distributed import _symmetric_memory, rpc
+    from torch.distributed import _symmetric_memory, rpc, run
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     large = torch.ones(1 << 20, dtype=torch.int64, device="cuda")
     torch.library.define("mylib::shapeless", "(Tensor x) -> Tensor")
@@ -38,6 +39,8 @@ def test_what_is_not_simulated_is_named_with_a_remedy() -> None:
         ),
         ("launcher: 'torch.distributed.run'", lambda: os.system(f"{sys.executable} -m torch.distributed.run a.py")),
         ("launcher: 'accelerate'", lambda: subprocess.run("accelerate launch a.py", shell=True)),
+        ("launcher: 'torchrun' .* -- a.py --lr 1", lambda: run.main(["--nproc-per-node=2", "a.py", "--lr", "1"])),
+        ("'print' is to run in processes .* call it directly", lambda: elastic_launch(LaunchConfig(1, 1, 2), print)()),
     ):
         with pytest.raises((AttributeError, NotImplementedError, RuntimeError, ValueError), match=words):
             call()
@@ -71,6 +74,25 @@ def test_a_python_that_a_script_starts_is_told_to_have_no_gpu() -> None:
 
     asked = [sys.executable, "-c", "import torch; print(torch.cuda.is_available())"]
     assert subprocess.run(asked, capture_output=True, check=True).stdout == b"False\n"
+
+
+@on_gpus(cluster="H100")
+def test_a_launcher_in_a_shell_script_is_refused() -> None:
+    import subprocess
+    from pathlib import Path
+
+    script = Path(__file__).with_name("start.sh")
+    script.write_text("set +e\n$*\nexit $?\n")
+    for line, script_and_arguments in (
+        ("torchrun --nproc-per-node 2 train.py --lr 1", "train.py --lr 1"),
+        ("accelerate launch train.py", "train.py"),
+        ("deepspeed --num_gpus 2 train.py", "train.py"),
+    ):
+        ended = subprocess.run(["bash", script, *line.split()], capture_output=True, text=True, check=False)
+        assert ended.returncode == 2
+        (message,) = ended.stderr.splitlines()
+        assert message.startswith(f"foretrain: launcher: '{line.split()[0]}' starts processes")
+        assert message.endswith(f"simulate what it starts: foretrain simulate -- {script_and_arguments}")
 
 
 @pytest.mark.parametrize(

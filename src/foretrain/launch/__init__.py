@@ -103,7 +103,7 @@ def session_used() -> bool:
     return module is not None and module.Session.used
 
 
-_LAUNCHERS = frozenset({"torchrun", "deepspeed", "mpirun", "mpiexec", "horovodrun", "torchx"})
+_LAUNCHERS = frozenset({"torchrun", "accelerate-launch", "deepspeed", "mpirun", "mpiexec", "horovodrun", "torchx"})
 _BEFORE = frozenset({"env", "exec", "timeout", "nohup", "nice", "time", "stdbuf", "command", "sudo"})
 """Commands that run the one behind them."""
 _SEPARATORS = frozenset({"&&", "||", ";", "|", "&", "(", "{", "then", "do"})

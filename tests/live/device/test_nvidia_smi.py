@@ -45,14 +45,14 @@ GPUS = [ServerGpu(index, "NVIDIA H100 80GB HBM3", 81559, 1024, "9.0", "12.8") fo
     ],
 )
 def test_answer(arguments: str, status: int, out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    install(str(tmp_path / "bin"), GPUS)
-    assert main(str(tmp_path / "bin" / "gpus.json"), arguments.split()) == status
+    install(str(tmp_path), GPUS)
+    assert main(str(tmp_path / "gpus.json"), arguments.split()) == status
     assert "".join(capsys.readouterr()) == out
 
 
 def test_table_has_a_row_for_each_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    install(str(tmp_path / "bin"), GPUS)
-    assert main(str(tmp_path / "bin" / "gpus.json"), []) == 0
+    install(str(tmp_path), GPUS)
+    assert main(str(tmp_path / "gpus.json"), []) == 0
     _, *table = capsys.readouterr().out.splitlines()
     assert {len(line) for line in table} == {91}
     assert sum("NVIDIA H100 80GB HBM3" in line for line in table) == 2

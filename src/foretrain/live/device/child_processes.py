@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from foretrain.errors import ConfigError
 from foretrain.launch import launched
-from foretrain.live.device import put
+from foretrain.live.device import change_after_import, put
 from foretrain.live.device.script import script_line
 from foretrain.live.device.settings import RankSettings
 
@@ -86,8 +86,9 @@ def install_child_guard() -> None:
 def install_launcher_guard(warn: Callable[[str], None]) -> None:
     """Refuse programs that start training processes of their own, e.g. torchrun, by whatever call they are run.
 
-    Warns of other interpreters of Python, which have no simulated GPU.
+    Warns of other interpreters of Python, which have no simulated GPU. Shell scripts find `refused_launchers`.
     """
+    change_after_import(dict.fromkeys(_LAUNCHERS, lambda module: put(module, launch_agent=_refuse_agent)))
     owner, warned = os.getpid(), set[str]()
 
     def audit(event: str, given: tuple[Any, ...]) -> None:
@@ -102,6 +103,23 @@ def install_launcher_guard(warn: Callable[[str], None]) -> None:
                 warn(f"{place} starts a Python of its own, which has no simulated GPU, and whose work takes no time")
 
     sys.addaudithook(audit)
+
+
+_LAUNCHERS = ("torch.distributed.launcher.api", "torch.distributed.launcher")
+"""Modules with the function by which torchrun starts its workers, also where a script calls ``main`` of torchrun's."""
+
+
+def _refuse_agent(
+    config: object, entrypoint: Callable[..., object] | str, args: Sequence[Any], *_: object, **__: object
+) -> NoReturn:
+    """Refuse to start workers of ``entrypoint``, a function or a program, with ``args``."""
+    if isinstance(entrypoint, str):
+        found = launched(["torchrun", entrypoint, *args])
+        assert found is not None
+        raise found.refusal("launcher", "simulate")
+    problem = "is to run in processes of which the simulation does not know"
+    remedy = "call it directly: the simulation runs the script on every rank"
+    raise ConfigError("elastic_launch entrypoint", getattr(entrypoint, "__name__", entrypoint), problem, remedy)
 
 
 _PYTHON = re.compile(r"python[0-9.]*")

@@ -7,14 +7,14 @@ context takes, and every GPU is idle.
 from __future__ import annotations
 
 import json
-import os
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from time import asctime, strftime
-from typing import Any, Final
+from typing import Final
+
+from foretrain.live.device import commands
 
 DRIVER: Final = "570.86.15"
 """A driver of the CUDA release that the simulated device claims."""
@@ -180,20 +180,10 @@ def _summary(gpus: Sequence[ServerGpu]) -> str:
 
 
 def install(folder: str, gpus: Sequence[ServerGpu]) -> None:
-    """Write the command and what it answers into ``folder``, which is made."""
-    path = Path(folder)
-    path.mkdir()
-    facts = path / "gpus.json"
+    """Write the command and what it answers into ``folder``."""
+    facts = Path(folder, "gpus.json")
     facts.write_text(json.dumps([astuple(gpu) for gpu in gpus]), encoding="utf-8")
-    command = path / "nvidia-smi"
-    begin = shlex.join([sys.executable, "-m", __name__, str(facts)])
-    command.write_text(f'#!/bin/sh\nexec {begin} "$@"\n', encoding="utf-8")
-    command.chmod(0o755)
-
-
-def on_path(folder: str, environment: dict[str, Any] | os._Environ[str]) -> None:
-    """Put the command before all others."""
-    environment["PATH"] = f"{folder}{os.pathsep}{environment.get('PATH', os.defpath)}"
+    commands.write(folder, "nvidia-smi", __name__, str(facts))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from foretrain.live.device import (
     checkpoints,
     child_processes,
     clocks,
+    commands,
     compiler,
     cuda,
     custom_kernels,
@@ -32,6 +33,7 @@ from foretrain.live.device import (
     preload,
     process_groups,
     put,
+    refused_launchers,
     represented,
     script,
     stand_ins,
@@ -96,7 +98,7 @@ def activate(device: ModuleType, settings: RankSettings) -> None:
 def prepare_run(settings: RankSettings) -> None:
     """Prepare a simulation in an activated process, before its ranks are forked."""
     _run_settings[:] = [settings]
-    _install_nvidia_smi(settings.measured()[0], settings)
+    _install_commands(settings.measured()[0], settings)
 
 
 def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> int:
@@ -106,7 +108,7 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
         SimulationEnded: the executor has ended the simulation.
     """
     os.environ.update(settings.environment(rank))
-    nvidia_smi.on_path(_commands(settings), os.environ)
+    commands.on_path(_commands(settings), os.environ)
     os.register_at_fork(after_in_child=lambda: _leave_log(device, socket))
     torch.set_num_threads(1)
     gpu, measured = settings.measured()
@@ -162,15 +164,18 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
 
 
 def _commands(settings: RankSettings) -> str:
-    """Return the folder of commands that scripts find on machines with GPUs."""
+    """Return the folder of commands that stand in for those of machines with GPUs."""
     return f"{settings.store}.bin"
 
 
-def _install_nvidia_smi(gpu: Device, settings: RankSettings) -> None:
+def _install_commands(gpu: Device, settings: RankSettings) -> None:
+    folder = _commands(settings)
+    os.mkdir(folder)
+    refused_launchers.install(folder)
     capability = ".".join(map(str, gpu.capability))
     about = gpu.product, gpu.memory >> 20, settings.reserve >> 20, capability, cuda.CUDA
     count = min(settings.gpus, settings.world)
-    nvidia_smi.install(_commands(settings), [nvidia_smi.ServerGpu(index, *about) for index in range(count)])
+    nvidia_smi.install(folder, [nvidia_smi.ServerGpu(index, *about) for index in range(count)])
 
 
 def _become(device: ModuleType, rank: int) -> None:
