@@ -699,3 +699,65 @@ def test_scans_of_mamba_take_the_time_of_what_their_kernels_move() -> None:
     out, last = selective_scan_fn(u, u, torch.randn(inner, 16, device="cuda"), u, u, return_last_state=True)
     assert (out.shape, last.shape) == (u.shape, (1, inner, 16))
     assert RMSNorm(inner, device="cuda")(out.transpose(1, 2), z=out.transpose(1, 2)).shape == (1, length, inner)
+
+
+def compiling():
+    import pytest
+
+    source = """
+    template <typename T>  // __global__ void axpy(comment)
+    __global__ void __launch_bounds__(256) axpy(const T* __restrict__ x, const int *sizes, T *const y, int n, float a) {
+        y[0] = a * x[0];
+    }
+    extern "C" __global__ void barrier() {}
+    """
+    axpy = torch.cuda._compile_kernel(source, "axpy<float>", nvcc_options=["-O3"])
+    x, sizes = torch.ones(1 << 26, device="cuda"), torch.tensor([3, 4], device="cuda")
+    small = torch.tensor([5, 6], device="cuda")
+
+    def launch(x):
+        y = torch.empty_like(x)
+        axpy((1024, 1, 1), (256, 1, 1), [x, sizes, y, y.numel(), 2.0])
+        return y
+
+    begin, end, stream = *(torch.cuda.Event(enable_timing=True) for _ in range(2)), torch.cuda.Stream()
+    begin.record(stream)
+    axpy(grid=(1024, 1, 1), block=(256, 1, 1), args=[x, sizes, torch.empty_like(x), x.numel(), 2.0], stream=stream)
+    end.record(stream)
+    end.synchronize()
+    print(json.dumps({"ms": begin.elapsed_time(end)}))
+    assert torch.compile(lambda x: 2 * launch(x))(x).shape == x.shape
+    axpy(args=[x, sizes.cpu().pin_memory(), small])
+    assert sizes.tolist() == [3, 4]  # it only reads them
+    assert "..." in repr(small)  # nobody has computed it
+    torch.cuda._compile_kernel(source, "barrier")()
+    shared = 60 << 10
+    for error, wrong, call in (
+        (RuntimeError, "invalid argument: kernel axpy .* a block has 1024 threads", lambda: axpy(block=(1024, 2, 1))),
+        (RuntimeError, "invalid argument: kernel axpy with a grid of .0, 1, 1.", lambda: axpy((0, 1, 1))),
+        (ValueError, "must be CUDA tensors or pinned CPU tensors", lambda: axpy(args=[torch.ones(2)])),
+        (TypeError, "Unsupported argument type: <class 'str'>", lambda: axpy(args=["x"])),
+        (RuntimeError, "61440 bytes of shared memory .* not configured", lambda: axpy(shared_mem=shared)),
+        (RuntimeError, "exceeds device limit .232448 bytes.", lambda: axpy.set_shared_memory_config(1 << 20)),
+    ):
+        with pytest.raises(error, match=wrong):
+            call()
+    axpy.set_shared_memory_config(shared)
+    axpy(args=[x], shared_mem=shared)
+
+
+def test_kernels_compiled_from_cuda_take_the_time_of_their_bytes_or_what_a_file_says(tmp_path: Path) -> None:
+    bytes_once = (4 << 26) / (0.8 * 3.35e12) * 1e3
+    plain = simulate(ONE, compiling)
+    assert plain.lines[0]["ms"] == pytest.approx(2 * bytes_once, rel=0.1)
+    assert {*plain.numbers["unknown_operators"]} == {"axpy", "barrier"}
+    costs = """
+    [[kernel]]
+    name = "axpy"
+    operator = "Memory"
+    moved = "5 * bytes(x)"
+    """
+    (tmp_path / "costs.toml").write_text(costs)
+    said = simulate(ONE, compiling, options=("--costs", tmp_path / "costs.toml"))
+    assert said.lines[0]["ms"] == pytest.approx(5 * bytes_once, rel=0.1)
+    assert said.numbers["unknown_operators"] == ["barrier"]

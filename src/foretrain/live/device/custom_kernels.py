@@ -68,6 +68,8 @@ def launch(
         read, written = (), tensors
     stores = [key for key in tensors if key in written]
     loads = [key for key in tensors if key in read]
+    if not tensors and not results:
+        results = (torch.empty(0, device="cuda"),)  # an operator is the GPU's by a tensor
     numbers = [key for key, value in arguments.items() if isinstance(value, int)]
     place = {key: number for number, key in enumerate(arguments)}
     names = [f"{place[key]} {key}" for key in stores]
@@ -184,7 +186,7 @@ def _extension(
             "registers operators in C++, which a simulation does not compile",
             "register them by torch.library.define and torch.library.register_fake instead",
         )
-    source = re.sub(r"//[^\n]*|/\*.*?\*/", "", "\n".join(texts), flags=re.DOTALL)
+    source = without_comments("\n".join(texts))
     if "TORCH_LIBRARY" in source:
         warn(
             f"{name} registers operators in C++ (TORCH_LIBRARY), which a simulation does not compile: torch.ops lacks"
@@ -296,6 +298,11 @@ def _meta(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     return Meta(tuple(value.shape), value.stride(), str(value.dtype).removeprefix("torch."), str(value.device))
+
+
+def without_comments(source: str) -> str:
+    """Return a source in C++ without its comments."""
+    return re.sub(r"//[^\n]*|/\*.*?\*/", "", source, flags=re.DOTALL)
 
 
 def _signature(source: str, function: str) -> _Signature:

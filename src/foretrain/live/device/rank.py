@@ -28,6 +28,7 @@ from foretrain.live.device import (
     custom_kernels,
     mpi,
     nvidia_smi,
+    nvrtc_kernels,
     operator_cost,
     operators,
     preload,
@@ -90,6 +91,7 @@ def activate(device: ModuleType, settings: RankSettings) -> None:
     _kept.append(custom_kernels.install())
     torchvision_operators.install()
     triton_kernels.install()
+    nvrtc_kernels.install()
     represented.install_checkpoints(settings.folded)
     checkpoints.install(device)
     operator_cost.share(gpu)
