@@ -76,7 +76,7 @@ def test_a_python_that_a_script_starts_is_told_to_have_no_gpu() -> None:
     assert subprocess.run(asked, capture_output=True, check=True).stdout == b"False\n"
 
 
-@on_gpus(cluster="H100")
+@on_gpus(cluster="H100", says="a process that the script started was refused")
 def test_a_launcher_in_a_shell_script_is_refused() -> None:
     import subprocess
     from pathlib import Path
@@ -86,6 +86,7 @@ def test_a_launcher_in_a_shell_script_is_refused() -> None:
     for line, script_and_arguments in (
         ("torchrun --nproc-per-node 2 train.py --lr 1", "train.py --lr 1"),
         ("accelerate launch train.py", "train.py"),
+        ("accelerate-launch train.py", "train.py"),
         ("deepspeed --num_gpus 2 train.py", "train.py"),
     ):
         ended = subprocess.run(["bash", script, *line.split()], capture_output=True, text=True, check=False)

@@ -88,3 +88,5 @@ def test_processes_of_the_scripts_own_are_refused_a_gpu_and_left_alone_without(m
         assert "42.0 42.0" in ended.out
     else:
         assert re.search(r"multiprocessing.Process: '.*script.py:\d+' starts a process that uses a GPU", ended.err)
+    told = "a process that the script started was refused, see its error" in ended.err
+    assert told == (work != "prepare")

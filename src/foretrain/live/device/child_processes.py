@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader
 from foretrain.errors import ConfigError
 from foretrain.launch import launched
 from foretrain.live.device import change_after_import, put
+from foretrain.live.device.refused_launchers import note_refusal
 from foretrain.live.device.script import script_line
 from foretrain.live.device.settings import RankSettings
 
@@ -39,10 +40,11 @@ class WithoutGpu:
     Args:
         target: the script's own.
         place: file and line that start the process.
+        folder: of the simulation's commands, where a refusal is noted.
     """
 
-    def __init__(self, target: Callable[..., object], place: str) -> None:
-        self._target, self._place = target, place
+    def __init__(self, target: Callable[..., object], place: str, folder: str) -> None:
+        self._target, self._place, self._folder = target, place, folder
 
     def __call__(self, *args: Any, **named: Any) -> None:
         """Call the target, which cannot have a GPU."""
@@ -52,6 +54,7 @@ class WithoutGpu:
         meet = dist.init_process_group
 
         def refuse(*_: Any, **__: Any) -> NoReturn:
+            note_refusal(self._folder)
             problem = "starts a process that uses a GPU, of which the simulation does not know"
             remedy = "start none and use torchrun's RANK and LOCAL_RANK, or start them by torch.multiprocessing.spawn"
             raise ConfigError("multiprocessing.Process", self._place, problem, remedy)
@@ -67,8 +70,12 @@ class WithoutGpu:
         self._target(*args, **named)
 
 
-def install_child_guard() -> None:
-    """Make processes that the script starts refuse to use a GPU, and fork them where it does not choose how."""
+def install_child_guard(folder: str) -> None:
+    """Make processes that the script starts refuse to use a GPU, and fork them where it does not choose how.
+
+    Args:
+        folder: of the simulation's commands, where a refusal is noted.
+    """
     start, owner = BaseProcess.start, os.getpid()
     ways: Any = multiprocessing.context
     put(ways._default_context, _default_context=ways._concrete_contexts["fork"])
@@ -77,7 +84,7 @@ def install_child_guard() -> None:
         target = self._target
         if os.getpid() == owner and target is not None and not _serves(target):
             file, line = script_line()
-            self._target = WithoutGpu(target, f"{file}:{line}")
+            self._target = WithoutGpu(target, f"{file}:{line}", folder)
         start(self)
 
     put(BaseProcess, start=guarded)

@@ -137,7 +137,7 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
     child_processes.install_data_loader(warn)
     mpi.install(partial(process_groups.shared_store, settings.store, settings.folded))
     process_groups.expect(settings.world, rank, partial(_become, device) if settings.movable else None)
-    child_processes.install_child_guard()
+    child_processes.install_child_guard(_commands(settings))
     child_processes.install_launcher_guard(warn)
     compiler.set_charge(prices.fused)
     stand_ins.install(settings.stand_ins, partial(_tell_stand_in, settings))
@@ -153,6 +153,8 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
         status, failure = script.run(settings, rank)
     if settings.folded and (hidden := process_groups.hidden_siblings(settings.world)):
         warn(hidden)
+    if refused_launchers.any_refused(_commands(settings)):
+        warn("a process that the script started was refused, see its error: its work is not in the forecast")
     if routers is not None and not routers.found:
         warn("the loads of --experts changed nothing: no counted choices of a router's topk or argmax were seen")
     if settings.operators is not None:

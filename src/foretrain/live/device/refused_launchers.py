@@ -9,12 +9,16 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from foretrain.launch import launched
 from foretrain.live.device import commands
 
 _NAMES: Final = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
+_NOTE: Final = "refused"
+"""A file beside the commands."""
 _REFUSED: Final = 2
 """Exit status of a launcher whose command line is wrong."""
 _NOT_FOUND: Final = 127
@@ -27,9 +31,21 @@ def install(folder: str) -> None:
         commands.write(folder, name, __name__, folder, name)
 
 
+def note_refusal(folder: str) -> None:
+    """Note that a process was refused, also where nobody is left to ask `any_refused`."""
+    with suppress(OSError):
+        Path(folder, _NOTE).touch()
+
+
+def any_refused(folder: str) -> bool:
+    """Return whether a process of the simulation was refused."""
+    return Path(folder, _NOTE).exists()
+
+
 def main(folder: str, name: str, arguments: Sequence[str]) -> int:
     """Refuse to launch, and return the exit status; run what launches nothing, e.g. ``accelerate env``."""
     if found := launched([name, *arguments]):
+        note_refusal(folder)
         sys.stderr.write(f"foretrain: {found.refusal('launcher', 'simulate')}\n")
         return _REFUSED
     others = [each for each in os.environ.get("PATH", os.defpath).split(os.pathsep) if each != folder]
