@@ -33,11 +33,14 @@ from foretrain.live.device import change_after_import, put
 from foretrain.live.device.script import LIBRARY, script_line
 from foretrain.live.event_log import GATHERED, SINGLED_OUT
 
+_VARIABLE = r"(\w+\.)*(environ\['{0}'\]|(environ\.get|getenv)\('{0}'(, [^()]*)?\))"
 _NAMES = {
-    "rank": re.compile(r"(\w+\.)*(rank|global_rank|\w*get_rank\(\))"),
-    "size": re.compile(r"(\w+\.)*(world_size|get_world_size\(\))|int\((\w+\.)*environ\['WORLD_SIZE'\]\)"),
+    "rank": re.compile(r"(\w+\.)*(rank|global_rank|\w*get_rank\(\))|" + _VARIABLE.format("RANK")),
+    "size": re.compile(r"(\w+\.)*(world_size|get_world_size\(\))|" + _VARIABLE.format("WORLD_SIZE")),
 }
 """Expressions for a rank of the world, and for its size."""
+_LAST = {("rank", "last"), ("next", "size")}
+"""Kinds that are equal on the last rank alone, and of which the first is the greater on none."""
 
 
 def install(device: ModuleType, world: int) -> None:
@@ -123,36 +126,54 @@ def _line_of_comparison(file: str) -> int | None:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return None
-    variables = dict(_assigned(tree))
-    lines = (
-        node.lineno
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Compare)
-        and isinstance(node.ops[0], ast.Eq)
-        and {_kind(node.left, variables), _kind(node.comparators[0], variables)} == {"rank", "last"}
-    )
+    variables: dict[str, str] = {}
+    for name, value in _assignments(tree):
+        if kind := _kind(value, variables):
+            variables[name] = kind
+    lines = (node.lineno for node in ast.walk(tree) if isinstance(node, ast.Compare) and _singles_out(node, variables))
     return min(lines, default=None)
 
 
-def _assigned(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Yield variables that a rank of the world, or its size, is assigned to, and which of the two."""
-    assignments = (node for node in ast.walk(tree) if isinstance(node, ast.Assign))
-    for node in assignments:
-        for target in node.targets:
-            pairs = [(target, node.value)]
-            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                pairs = list(zip(target.elts, node.value.elts, strict=False))
-            for name, value in pairs:
-                if isinstance(name, ast.Name) and (kind := _kind(value, {})):
-                    yield name.id, kind
+def _assignments(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Yield variables and attributes, with what is assigned to them."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign([ast.Tuple(names)], ast.Tuple(values)):
+                yield from zip(map(ast.unparse, names), values, strict=False)
+            case ast.Assign(targets, value):
+                yield from ((ast.unparse(target), value) for target in targets)
+            case ast.AnnAssign(target, _, ast.expr() as value):
+                yield ast.unparse(target), value
+            case _:
+                pass
+
+
+def _singles_out(comparison: ast.Compare, variables: Mapping[str, str]) -> bool:
+    """Return whether a comparison is true on the last rank alone."""
+    left, right = _kind(comparison.left, variables), _kind(comparison.comparators[0], variables)
+    match comparison.ops[0]:
+        case ast.Eq():
+            return not _LAST.isdisjoint({(left, right), (right, left)})
+        case ast.GtE():
+            return (left, right) in _LAST
+        case ast.LtE():
+            return (right, left) in _LAST
+        case _:
+            return False
 
 
 def _kind(side: ast.expr, variables: Mapping[str, str]) -> str:
-    """Return what an expression is of the world: its "size", a "rank", the "last" rank, or ""."""
-    if isinstance(side, ast.BinOp) and isinstance(side.op, ast.Sub) and ast.unparse(side.right) == "1":
-        return "last" if _kind(side.left, variables) == "size" else ""
-    text = ast.unparse(side)
-    return next((kind for kind, names in _NAMES.items() if names.fullmatch(text)), variables.get(text, ""))
+    """Return what an expression is of the world: its "size", a "rank", the "last" rank, the "next" of a rank, or ""."""
+    match side:
+        case ast.BinOp(whole, ast.Sub(), ast.Constant(1)):
+            return "last" if _kind(whole, variables) == "size" else ""
+        case ast.BinOp(whole, ast.Add(), ast.Constant(1)) | ast.BinOp(ast.Constant(1), ast.Add(), whole):
+            return "next" if _kind(whole, variables) == "rank" else ""
+        case ast.Call(ast.Name("int"), [text]):
+            return _kind(text, variables)
+        case _:
+            text = ast.unparse(side)
+            return next((kind for kind, names in _NAMES.items() if names.fullmatch(text)), variables.get(text, ""))
 
 
 def install_checkpoints(folded: bool) -> None:
