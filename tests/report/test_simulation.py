@@ -89,6 +89,17 @@ def test_the_page_and_the_summary_say_why_no_fewer_ranks_are_live(done, tmp_path
     assert "1 of 8: train.py:3 asks for rank 7" in capsys.readouterr().out
 
 
+def test_the_page_the_summary_and_the_numbers_name_stand_ins(done, capsys):
+    assert "Stand-ins" not in render(SimulationFindings(done))
+    forecast = dataclasses.replace(done.forecast, stand_ins=("flash_attn", "triton"))
+    found = SimulationFindings(dataclasses.replace(done, forecast=forecast))
+    simulation.show(found)
+
+    assert "libraries that are not installed here: flash_attn, triton." in " ".join(render(found).split())
+    assert "for flash_attn, triton, not installed here" in capsys.readouterr().out
+    assert numbers(found)["stand_ins"] == ["flash_attn", "triton"]
+
+
 def test_the_page_is_one_file_that_says_what_is_not_real(done, tmp_path):
     found = SimulationFindings(done, tokens=9000)
     page(found, tmp_path / "page.html")

@@ -127,9 +127,11 @@ CHECKPOINT: Final = 11
 """Note: a save that began when the host's clock was ``a`` is over; event ``b`` was recorded before it. Payload JSON:
 the function, the script's line, and bytes by number of parts; see Note [Shares of a checkpoint] in
 `foretrain.live.device.checkpoints`."""
+STAND_IN: Final = 12
+"""Note: the script has imported a stand-in for the library in the payload, which is not installed."""
 NOTES: Final = (
     "step", "memory", "warning", "annotation", "cost", "name",
-    "rank", "gathered", "singled out", "experts", "loads", "checkpoint",
+    "rank", "gathered", "singled out", "experts", "loads", "checkpoint", "stand-in",
 )  # fmt: skip
 
 HEADER: Final = struct.Struct("<IIqII")

@@ -174,6 +174,7 @@ class Forecast:
         wall: seconds that the simulation took.
         stack_range: of measurements of runs like it about their forecasts; see `foretrain.device.forecast_range`.
         checkpoints: what the script saved.
+        stand_ins: libraries that are not installed, for which the script has imported a stand-in, by name.
     """
 
     cluster: str
@@ -186,6 +187,7 @@ class Forecast:
     wall: float
     stack_range: float = 0.0
     checkpoints: tuple[SavedCheckpoint, ...] = ()
+    stand_ins: tuple[str, ...] = ()
 
     @property
     def saves_always(self) -> bool:
@@ -264,8 +266,19 @@ def forecast_of(
     costs = [rank_trace.cost(rank_trace.steps[-1].number) for rank_trace in rank_traces.values() if rank_trace.steps]
     unknown = sorted({name for cost in costs for name in cost["unknown"]})
     unused = set.intersection(*({*cost["unused"]} for cost in costs))
+    stand_ins = sorted({name for rank_trace in rank_traces.values() for name in rank_trace.stand_ins})
     found = Forecast(
-        cluster, device, world, tuple(classes), ranks, warnings, tuple(unknown), wall, stack_range, checkpoints
+        cluster,
+        device,
+        world,
+        tuple(classes),
+        ranks,
+        warnings,
+        tuple(unknown),
+        wall,
+        stack_range,
+        checkpoints,
+        tuple(stand_ins),
     )
     warnings.update(dict.fromkeys([*_step_warnings(found), *map(_unused_warning, sorted(unused))], 1))
     if found.iteration_time <= 0:

@@ -26,6 +26,7 @@ from foretrain.live.event_log import (
     NAME,
     RANK,
     SINGLED_OUT,
+    STAND_IN,
     WARNING,
     LogRecord,
 )
@@ -141,6 +142,7 @@ class RankTrace:
         said_rank: another rank that the script of a fake world says its one process is, or None.
         gathered: world ranks whose objects were gathered, by the script's line that does.
         singled_out: world ranks that the script asks for, each with the line that does.
+        stand_ins: libraries that are not installed, for which the script has imported a stand-in.
         wrong_experts: arguments of the ConfigError of loads of experts that do not fit the script; else empty.
         router_loads: of each of its routers, by number, the busiest expert's loads over the mean, step by step.
         traced: whether activities are kept.
@@ -163,6 +165,7 @@ class RankTrace:
         self.said_rank: int | None = None
         self.gathered: dict[str, set[int]] = {}
         self.singled_out: dict[int, str] = {}
+        self.stand_ins: set[str] = set()
         self.traced = kept != 0
         self.warmup = _WARMUP
         self.status: int | None = None
@@ -247,6 +250,8 @@ class RankTrace:
             self.gathered.setdefault(place, set()).update(ranks)
         elif note.code == SINGLED_OUT:
             self.singled_out[note.a] = note.payload.decode()
+        elif note.code == STAND_IN:
+            self.stand_ins.add(note.payload.decode())
         elif note.code == EXPERTS:
             self.wrong_experts = tuple(json.loads(note.payload))
         elif note.code == LOADS:

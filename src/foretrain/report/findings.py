@@ -223,6 +223,7 @@ def numbers(found: SimulationFindings) -> dict[str, Any]:
         "experts_curve": [imbalance_numbers(point) for point in found.curve],
         "warnings": dict(forecast.warnings),
         "unknown_operators": list(forecast.unknown),
+        "stand_ins": list(forecast.stand_ins),
         "wall": forecast.wall,
     }
 

@@ -242,6 +242,8 @@ def _summary(found: SimulationFindings) -> Table:
     if found.done.more_live:
         table.add_row("live ranks", escape(f"{len(forecast.ranks)} of {forecast.world:,}: {more_live(found)}"))
     table.add_row("kernel times", provenance(found))
+    if forecast.stand_ins:
+        table.add_row("stand-ins", f"for {', '.join(forecast.stand_ins)}, not installed here")
     table.add_row("simulated in", f"{forecast.wall:.1f} s")
     return table
 

@@ -211,7 +211,9 @@ def test_kernel_takes_the_time_of_its_bytes_or_what_a_file_says(tmp_path: Path) 
     assert times["in_triton"] == pytest.approx(3 * bytes_once, rel=0.1)  # the sum reads it once more
     assert times["scale"] == pytest.approx(bytes_once, rel=0.1)
     told = " ".join((plain.out + plain.err).split())
-    assert ("triton is not installed: a stand-in" in told) == (importlib.util.find_spec("triton") is None)
+    absent = importlib.util.find_spec("triton") is None
+    assert ("triton is not installed: a stand-in" in told) == absent
+    assert plain.numbers["stand_ins"] == ["triton"] * absent
     assert "kernels_of_mine.square is taken to return a tensor like the first" in told
     assert set(plain.numbers["unknown_operators"]) >= {"add_kernel", "double_kernel", "mylib::scan"}
     assert "or say what they cost in a file (--costs)" in told

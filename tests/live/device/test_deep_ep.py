@@ -135,6 +135,7 @@ def layer() -> None:
 def test_a_layer_of_experts_sends_each_token_once_to_a_rank(cluster: str) -> None:
     ended = simulate(cluster, layer)
     assert "deep_ep is not installed: a stand-in" in ended.err
+    assert "deep_ep" in ended.numbers["stand_ins"]
     ranks, experts = {"dgx-h100:1": (8, 32), "dgx-h100:2": (16, 64)}[cluster]
     (found,) = ended.lines
     expected = ranks * 2048 * (1 - math.comb(experts - 4, 8) / math.comb(experts, 8))

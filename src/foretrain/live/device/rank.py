@@ -45,6 +45,7 @@ from foretrain.live.device.expert_loads import Routers
 from foretrain.live.device.operator_cost import HostOptimizerStep
 from foretrain.live.device.settings import RankSettings
 from foretrain.live.device.steps import Steps
+from foretrain.live.event_log import STAND_IN
 from foretrain.torch_version import replace_cuda_kernels
 
 _MOST_READS = 20_000
@@ -140,7 +141,7 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
     child_processes.install_child_guard(_commands(settings))
     child_processes.install_launcher_guard(warn)
     compiler.set_charge(prices.fused)
-    stand_ins.install(settings.stand_ins, partial(_tell_stand_in, settings))
+    stand_ins.install(settings.stand_ins, partial(_tell_stand_in, device, settings))
     # What is measured is charged already.
     host = None if settings.measured_host else HostOptimizerStep(device.spend, warn)
     routers = None
@@ -189,8 +190,9 @@ def _become(device: ModuleType, rank: int) -> None:
     raise script.Replaced
 
 
-def _tell_stand_in(settings: RankSettings, library: str) -> None:
+def _tell_stand_in(device: ModuleType, settings: RankSettings, library: str) -> None:
     """Tell at once, and once for all ranks, that the script has imported what only stands for a library."""
+    device.note(STAND_IN, 0, 0, library.encode())
     text = f"foretrain: {library} is not installed: a stand-in launches its kernels, and computes nothing\n"
     if script.first_to_say(text, settings):
         sys.stderr.write(text)
