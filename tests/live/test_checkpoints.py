@@ -105,6 +105,21 @@ def test_distributed_checkpoints_are_divided_among_all_ranks(tmp_path: Path) -> 
             assert first["largest"] == (4 * 512 * 512 if whole else LAYER // 2)
 
 
+def test_a_file_that_no_live_rank_has_written_is_named(tmp_path: Path) -> None:
+    def script():
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        weight = torch.ones(4, device="cuda")
+        torch.save(weight, f"{sys.argv[1]}/{rank}.pt")
+        dist.barrier()
+        torch.load(f"{sys.argv[1]}/{(rank + 1) % ranks}.pt")
+
+    failed = simulate("dgx-h100:1,ranks=0-1", script, tmp_path, status=1).err
+    assert "foretrain: the script failed on rank 0 with exit status 1\n" in failed
+    assert f"foretrain: there is no file '{tmp_path}/1.pt', and the rank that would write it may be folded" in failed
+    assert failed.rstrip().endswith("run all with --live all")
+    simulate("dgx-h100:1,ranks=0-1", script, tmp_path, options=("--live", "all"))
+
+
 def test_what_represented_ranks_save_in_files_is_said_to_be_unknown(tmp_path: Path) -> None:
     def script():
         from safetensors.torch import save_file

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
@@ -270,7 +271,8 @@ def _start(options: SimulateOptions, script: Sequence[str]) -> None:
     except (ScriptFailed, OutOfMemory) as failed:
         if failed.status == 128 + signal.SIGPIPE:
             raise StdoutClosed from None
-        sys.stderr.write(f"foretrain: {failed}\n")
+        # Lists of who waits are indented, below the line that they belong to.
+        sys.stderr.write(indent(str(failed), "foretrain: ", lambda line: not line.startswith(" ")) + "\n")
         sys.exit(failed.status)
     if isinstance(schedule, SavedPlan) and (others := plan_differences(done, schedule)):
         sys.stderr.write(f"foretrain: the plan was made under other conditions: {'; '.join(others)}\n")

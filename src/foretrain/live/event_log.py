@@ -129,9 +129,11 @@ the function, the script's line, and bytes by number of parts; see Note [Shares 
 `foretrain.live.device.checkpoints`."""
 STAND_IN: Final = 12
 """Note: the script has imported a stand-in for the library in the payload, which is not installed."""
+NO_FILE: Final = 13
+"""Note: the script failed as there is no file with the path in the payload."""
 NOTES: Final = (
     "step", "memory", "warning", "annotation", "cost", "name",
-    "rank", "gathered", "singled out", "experts", "loads", "checkpoint", "stand-in",
+    "rank", "gathered", "singled out", "experts", "loads", "checkpoint", "stand-in", "no file",
 )  # fmt: skip
 
 HEADER: Final = struct.Struct("<IIqII")

@@ -248,13 +248,19 @@ def script_failure(trace: SimulationTrace, waits: Sequence[str] = ()) -> ScriptF
     return None
 
 
-def while_folded(failed: ScriptFailed, live: int, world: int) -> ScriptFailed:
-    """Return ``failed`` with the hint that only ``live`` of ``world`` ranks ran."""
-    return ScriptFailed(
-        failed.status,
-        f"{failed}\n{live} of {world} ranks were live and stood for the others, whose objects are copies of theirs; if"
-        " the script failed by what another rank would have gathered or saved, run all with --live all",
+def while_folded(failed: ScriptFailed, live: int, world: int, trace: SimulationTrace) -> ScriptFailed:
+    """Return ``failed`` with the hint that only ``live`` of ``world`` ranks ran, and of a file that is not there."""
+    folded = f"{live} of {world} ranks were live and stood for the others"
+    hint = (
+        f"{folded}, whose objects are copies of theirs; if the script failed by what another rank would have gathered"
+        " or saved, run all with --live all"
     )
+    if missing := next((one.missing_file for one in trace.rank_traces.values() if one.missing_file), None):
+        hint = (
+            f"there is no file {missing!r}, and the rank that would write it may be folded into another one: {folded},"
+            " which write none; run all with --live all"
+        )
+    return ScriptFailed(failed.status, f"{failed}\n{hint}")
 
 
 def stalled_while_folded(stall: StallError, live: int, world: int) -> StallError:

@@ -24,6 +24,7 @@ from foretrain.live.event_log import (
     LOADS,
     MEMORY,
     NAME,
+    NO_FILE,
     RANK,
     SINGLED_OUT,
     STAND_IN,
@@ -143,6 +144,7 @@ class RankTrace:
         gathered: world ranks whose objects were gathered, by the script's line that does.
         singled_out: world ranks that the script asks for, each with the line that does.
         stand_ins: libraries that are not installed, for which the script has imported a stand-in.
+        missing_file: the file for lack of which the script failed, or None.
         wrong_experts: arguments of the ConfigError of loads of experts that do not fit the script; else empty.
         router_loads: of each of its routers, by number, the busiest expert's loads over the mean, step by step.
         traced: whether activities are kept.
@@ -166,6 +168,7 @@ class RankTrace:
         self.gathered: dict[str, set[int]] = {}
         self.singled_out: dict[int, str] = {}
         self.stand_ins: set[str] = set()
+        self.missing_file: str | None = None
         self.traced = kept != 0
         self.warmup = _WARMUP
         self.status: int | None = None
@@ -252,6 +255,8 @@ class RankTrace:
             self.singled_out[note.a] = note.payload.decode()
         elif note.code == STAND_IN:
             self.stand_ins.add(note.payload.decode())
+        elif note.code == NO_FILE:
+            self.missing_file = note.payload.decode()
         elif note.code == EXPERTS:
             self.wrong_experts = tuple(json.loads(note.payload))
         elif note.code == LOADS:

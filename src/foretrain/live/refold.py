@@ -151,7 +151,7 @@ class Refold:
                     why = f"{gathered[0]} gathers objects of ranks that were not, and the script failed"
                     self._more_live[why] = None
                     continue
-                failed = while_folded(error, len(folding.live), folding.world) if folded else error
+                failed = while_folded(error, len(folding.live), folding.world, self._trace) if folded else error
                 raise (after_restarts(failed, before) if before else failed) from None
         raise AssertionError("every attempt has more live ranks than the one before")
 

@@ -45,7 +45,7 @@ from foretrain.live.device.expert_loads import Routers
 from foretrain.live.device.operator_cost import HostOptimizerStep
 from foretrain.live.device.settings import RankSettings
 from foretrain.live.device.steps import Steps
-from foretrain.live.event_log import STAND_IN
+from foretrain.live.event_log import NO_FILE, STAND_IN
 from foretrain.torch_version import replace_cuda_kernels
 
 _MOST_READS = 20_000
@@ -160,6 +160,8 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
         warn("the loads of --experts changed nothing: no counted choices of a router's topk or argmax were seen")
     if settings.operators is not None:
         prices.write(f"{settings.operators}{rank}")
+    if isinstance(failure, FileNotFoundError) and failure.filename:
+        device.note(NO_FILE, 0, 0, str(failure.filename).encode(errors="backslashreplace"))
     _note_memory(device, _out_of_memory(failure), warn)
     try:
         device.leave(status)
