@@ -22,11 +22,15 @@ def test_what_is_not_simulated_is_named_with_a_remedy() -> None:
     import pytest
     from torch.distributed import _symmetric_memory, rpc, run
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from triton.runtime import driver
 
     large = torch.ones(1 << 20, dtype=torch.int64, device="cuda")
+    runtime = torch.cuda.cudart()
     torch.library.define("mylib::shapeless", "(Tensor x) -> Tensor")
     for words, call in (
         ("no property 'cluster_size'; it has: name, major", lambda: torch.cuda.get_device_properties(0).cluster_size),
+        (r"cudart\(\): a simulated GPU has no 'cudaMalloc'; it has: cudaError, ", lambda: runtime.cudaMalloc(8)),
+        ("active.utils: a simulated GPU has no 'load_binary'; it has: ", lambda: driver.active.utils.load_binary()),
         # In no build; what torch.cuda.tunable.enable() calls is in those with CUDA.
         ("'_cuda_absent': a simulated GPU does not have this", lambda: torch._C._cuda_absent()),
         ("needs the values .* give it its size where it takes one", lambda: torch.repeat_interleave(large)),
@@ -45,6 +49,8 @@ def test_what_is_not_simulated_is_named_with_a_remedy() -> None:
         with pytest.raises((AttributeError, NotImplementedError, RuntimeError, ValueError), match=words):
             call()
     assert not hasattr(torch.cuda.get_device_properties(0), "cluster_size")
+    assert not hasattr(runtime, "cudaMalloc")
+    assert driver.active.utils.get_device_properties(0)["warpSize"] == 32
     with pytest.raises(AssertionError, match="Invalid device id"):
         torch.cuda.get_device_name(99)
     assert torch.cuda.get_device_name() == torch.cuda.get_device_name("cuda") == torch.cuda.get_device_name(0)

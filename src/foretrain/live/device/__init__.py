@@ -18,7 +18,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 
@@ -26,6 +26,27 @@ def put(owner: Any, /, **values: Any) -> None:
     """Set attributes of ``owner``, a module or class, whether or not it has them."""
     for name, value in values.items():
         setattr(owner, name, value)
+
+
+class SimulatedNames(SimpleNamespace):
+    """What is simulated of a namespace of CUDA's or Triton's; asked for anything else, it says so.
+
+    Args:
+        path: by which scripts find the namespace, for the message.
+        content: its names.
+
+    Raises:
+        AttributeError: the name is not simulated.
+    """
+
+    def __init__(self, path: str, /, **content: Any) -> None:
+        super().__init__(**content)
+        self._path = path
+
+    def __getattr__(self, name: str) -> Any:
+        known = ", ".join(one for one in vars(self) if not one.startswith("_"))
+        text = f"{self._path}: a simulated GPU has no {name!r}; it has: {known}"
+        raise AttributeError(text, name=name, obj=self)
 
 
 Change = Callable[[ModuleType], None]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ import torch.cuda.nvtx
 import torch.cuda.random
 
 from foretrain.device import Device
-from foretrain.live.device import profiler, put, streams
+from foretrain.live.device import SimulatedNames, profiler, put, streams
 from foretrain.live.device.operator_cost import PROVENANCES
 from foretrain.units import SECOND
 
@@ -169,13 +169,14 @@ def _refuse_several_gpus(*_: Any, **__: Any) -> None:
     )
 
 
-def _runtime(device: ModuleType) -> SimpleNamespace:
+def _runtime(device: ModuleType) -> SimulatedNames:
     """Return the CUDA runtime as ``torch.cuda.cudart()`` shows it; all of it succeeds, and none of it takes time."""
 
     def success(*_: Any) -> int:
         return 0
 
-    return SimpleNamespace(
+    return SimulatedNames(
+        "torch.cuda.cudart()",
         cudaError=_CudaError,
         cudaGetErrorString=lambda error: "no error" if error == 0 else "unknown error",
         cudaProfilerStart=success,

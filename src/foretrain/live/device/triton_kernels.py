@@ -13,12 +13,12 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
 
-from foretrain.live.device import change_after_import, put
+from foretrain.live.device import SimulatedNames, change_after_import, put
 from foretrain.live.device.custom_kernels import launch
 
 
@@ -175,7 +175,7 @@ class SimulatedDriver:
 
     def __init__(self, target: Callable[[str, int, int], Any]) -> None:
         self._target = target
-        self.utils = SimpleNamespace(get_device_properties=self._properties)
+        self.utils = SimulatedNames("driver.active.utils", get_device_properties=self._properties)
 
     def get_current_target(self) -> Any:
         """Return the description of the current GPU."""
