@@ -57,9 +57,9 @@ TARGETS = (
 FAMILIES = {
     "mbridge": "between servers a token is sent to each of its experts, where HybridEP sends it once to each server;"
     " since release 26.06 models with experts in MXFP8 run as one CUDA graph, with attention in float8 and each expert"
-    " in one kernel, none of which megatron.py does; large products on GB200 were measured on GPUs that were slowed"
-    " down (TensorRT-LLM's measurements are up to 1.7 times as fast); and GPT-OSS and Nemotron 3 Super are forecast too"
-    " short, which is not explained",
+    " in one kernel, none of which megatron.py does; the GPUs that large products were measured on for GB200 seem to"
+    " have been slowed down, as other measurements in the same package are faster; and GPT-OSS and Nemotron 3 Super are"
+    " forecast too short, which is not explained",
     "neusight": "one run of four; the cause is not known",
     "vtrain-multi": WIDTH_TWO,
 }
