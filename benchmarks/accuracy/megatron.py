@@ -13,6 +13,7 @@ import argparse
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import megatron_experts
 import torch
@@ -69,6 +70,11 @@ def options() -> argparse.Namespace:
         choices=("delayed", "current", "nvfp4"),
         help="layers multiply in float8, with these scales, or NVFP4",
     )
+    parser.add_argument(
+        "--float8-weights",
+        action="store_true",
+        help="layers keep weights in float8 alone, which are gathered where gradients add up later",
+    )
     parser.add_argument("--attention", choices=("core", "flash", "cudnn"), default="core")
     parser.add_argument("--recompute", choices=RECOMPUTED, default="none")
     parser.add_argument("--dropout", type=float, default=0.1)
@@ -91,6 +97,10 @@ def options() -> argparse.Namespace:
         parser.error("--ep and --etp need --distributed-optimizer, which knows whose gradients are whose")
     if args.overlap_experts and args.pp > 1 and args.vp == 1:
         parser.error("--overlap-experts needs --vp in a pipeline, whose passes are not beside one another without")
+    alone = args.float8 and args.distributed_optimizer and args.overlap_gather and args.gradients in (None, args.dtype)
+    if args.float8_weights and not alone:
+        parser.error("--float8-weights needs --float8, --distributed-optimizer and --overlap-gather, and gradients "
+                     "of the dtype of the model")  # fmt: skip
     return args
 
 
@@ -140,8 +150,12 @@ def build(
             stage = Stage(split, shape, way, layers, positions, args.sequence, **ends)
         for p in stage.parameters():
             p.data = p.data.to(DTYPES[args.dtype])
+        split_layers = [module for module in stage.modules() if isinstance(module, (Column, Row))]
+        for layer in split_layers if args.float8_weights else ():
+            if layer.scaled:
+                layer.weight.cast = partial(layer.scaled.weight, layer.weight)
         if args.stand_ins:
-            weights = [module.weight for module in stage.modules() if isinstance(module, (Column, Row))]
+            weights = [layer.weight for layer in split_layers]
             let_stand_in(weights, stage.head.weight if stage.last else None)
         stages.append(stage)
     return stages
@@ -205,6 +219,8 @@ def main() -> None:
             raise SystemExit("experts need --sequence-parallel: else each tensor-parallel rank would send all tokens")
         if args.etp > 1 and not mixture.drop:
             raise SystemExit("--etp needs --drop, with which all ranks gather equally much")
+        if args.float8_weights:
+            raise SystemExit("--float8-weights needs a model without experts, whose weights are cast one by one")
     if args.fuse:
         fuse()
 
@@ -227,7 +243,7 @@ def main() -> None:
     kind = DTYPES[args.gradients or args.dtype]
     gradients = Gradients(
         of_stages, uses, kind, replicas,
-        scatter=scatter, overlap=overlap, first=pp.rank() == 0, experts=holders,
+        scatter=scatter, overlap=overlap, first=pp.rank() == 0, shared=args.float8_weights, experts=holders,
     )  # fmt: skip
     shared = (tp, pp, replicas) if scatter else (tp, pp)
     mine = counted(parameters, tp.rank())

@@ -49,23 +49,33 @@ class Bucket:
             tokens of all.
         work: what is under way with the gradients.
         gathering: what is under way with the values.
+        shared: whether both are one buffer (``reuse_grad_buf_for_mxfp8_param_ag``): what is gathered there is kept in
+            float8 by the layers, and by parameters without `cast` as it is, before gradients add up.
     """
 
     def __init__(
-        self, parameters: list[nn.Parameter], dtype: torch.dtype, group: ProcessGroup, replicas: int = 0
+        self,
+        parameters: list[nn.Parameter],
+        dtype: torch.dtype,
+        group: ProcessGroup,
+        replicas: int = 0,
+        *,
+        shared: bool = False,
     ) -> None:
-        self.parameters, self.group, self.replicas = parameters, group, replicas or group.size()
+        self.parameters, self.group, self.replicas, self.shared = parameters, group, replicas or group.size(), shared
         self.size = math.ceil(sum(p.numel() for p in parameters) / group.size()) * group.size()
         first = parameters[0]
-        self.values = torch.zeros(self.size, dtype=first.dtype, device=first.device)
         self.gradients = torch.zeros(self.size, dtype=dtype, device=first.device)
+        self.values = self.gradients if shared else torch.zeros(self.size, dtype=first.dtype, device=first.device)
+        self._kept = not shared
         self.work: dist.Work | None = None
         self.gathering: dist.Work | None = None
         offset = 0
         for p in parameters:
             end = offset + p.numel()
             self.values[offset:end].copy_(p.data.flatten())
-            p.data = self.values[offset:end].view_as(p)
+            if not shared or hasattr(p, "cast"):
+                p.data = self.values[offset:end].view_as(p)
             p.main_grad = self.gradients[offset:end].view_as(p)
             p.ready = self.ready
             offset = end
@@ -86,6 +96,7 @@ class Bucket:
 
     def gather(self) -> None:
         """Starts to gather the values that each rank has updated a part of."""
+        self._kept = not self.shared
         self.gathering = dist.all_gather_into_tensor(self.values, self.part(self.values), self.group, async_op=True)
 
     def ready(self) -> None:
@@ -93,6 +104,23 @@ class Bucket:
         if self.gathering:
             self.gathering.wait()
             self.gathering = None
+        if not self._kept:
+            self._keep()
+
+    def _keep(self) -> None:
+        """Takes the values out of the buffer that gradients add up in."""
+        for p in self.parameters:
+            if hasattr(p, "cast"):
+                p.cast()
+            else:
+                p.data.copy_(p.main_grad)
+        self.gradients.zero_()
+        self._kept = True
+
+    def zero(self) -> None:
+        """Lets gradients add up from 0; where values are still in their place, when those have been kept."""
+        if not self.shared:
+            self.gradients.zero_()
 
     def wait(self) -> None:
         if self.work:
@@ -111,6 +139,7 @@ class Gradients:
             the opposite.
         uses: how often a parameter's gradient arrives in one micro-batch, where not once.
         overlap: whether to reduce each bucket as soon as its last gradient is there.
+        shared: whether values are gathered where gradients add up; see `Bucket`.
         first: whether this is the first rank of its pipeline.
         experts: ranks that have the same experts, whose parameters are ``expert``; they have buckets of their own. So
             have those that are ``copied`` on another rank of the pipeline, which has the same part of them then.
@@ -126,6 +155,7 @@ class Gradients:
         scatter: bool,
         overlap: bool,
         first: bool,
+        shared: bool = False,
         experts: ProcessGroup | None = None,
     ) -> None:
         self.scatter, self.overlap = scatter, overlap
@@ -135,7 +165,8 @@ class Gradients:
             for expert, ranks in kinds:
                 least = bucket_size(ranks.size()) if overlap and first and number == 0 else math.inf
                 found = [p for p in reversed(parameters) if getattr(p, "expert", False) == expert]
-                self.buckets += [Bucket(some, dtype, ranks, group.size()) for some in in_buckets(found, least)]
+                some = in_buckets(found, least)
+                self.buckets += [Bucket(each, dtype, ranks, group.size(), shared=shared) for each in some]
         self._expected = [sum(uses.get(p, 1) for p in bucket.parameters) for bucket in self.buckets]
         self._missing = list(self._expected)
         for number, bucket in enumerate(self.buckets):
@@ -163,7 +194,7 @@ class Gradients:
         """Begins a step of so many micro-batches."""
         self._missing = [each * micro_batches for each in self._expected]
         for bucket in self.buckets:
-            bucket.gradients.zero_()
+            bucket.zero()
 
     def finish(self) -> None:
         """Reduces what has not been, and waits for all."""

@@ -109,6 +109,11 @@ def test_low_precision_learns(command):
     assert first > second > third
 
 
+def test_weights_that_layers_keep_in_float8_alone_are_the_same():
+    plain = f"{TINY} --dtype bf16 --dropout 0 --float8 delayed --distributed-optimizer --overlap-data --overlap-gather"
+    assert run(f"{plain} --float8-weights", 4) == run(plain, 4)
+
+
 @pytest.fixture
 def scripts(monkeypatch):
     monkeypatch.setattr(sys, "path", [str(ACCURACY), *sys.path])
