@@ -24,6 +24,7 @@ from megatron_experts import Grouped
 from megatron_model import SHAPES, Shape, Stage, Way, fuse, gpt
 from megatron_optimizer import Gradients, MixedPrecisionAdam, counted, sum_partial, wait_before_use
 from megatron_pipeline import Line, beside, interleaved, one_forward_one_backward
+from megatron_servers import Servers
 from megatron_turns import Turns
 from ring_attention import zigzag
 from tensor_layers import Column, Row, Split
@@ -54,6 +55,10 @@ def options() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=1)
     parser.add_argument("--ep", type=int, default=1, help="ranks that share the experts of a layer")
     parser.add_argument("--etp", type=int, default=1, help="ranks that split each expert")
+    parser.add_argument("--servers", type=int, default=1, help="that share experts; a token travels to each once")
+    parser.add_argument(
+        "--room", type=float, default=1, help="for tokens between servers, times what they need on average"
+    )
     parser.add_argument("--ends-count", action="store_true", help="embedding and loss take a layer's place each")
     parser.add_argument("--sequence-parallel", action="store_true")
     parser.add_argument("--overlap-tensor", action="store_true", help="gradients of inputs travel under other products")
@@ -97,6 +102,8 @@ def options() -> argparse.Namespace:
         parser.error("--ep and --etp need --distributed-optimizer, which knows whose gradients are whose")
     if args.overlap_experts and args.pp > 1 and args.vp == 1:
         parser.error("--overlap-experts needs --vp in a pipeline, whose passes are not beside one another without")
+    if args.servers > 1 and (args.drop or args.ep % args.servers):
+        parser.error("--servers must divide --ep, and tokens be dropped for lack of --room only, not by --drop")
     alone = args.float8 and args.distributed_optimizer and args.overlap_gather and args.gradients in (None, args.dtype)
     if args.float8_weights and not alone:
         parser.error("--float8-weights needs --float8, --distributed-optimizer and --overlap-gather, and gradients "
@@ -132,6 +139,7 @@ def build(
     args: argparse.Namespace,
     mesh: DeviceMesh,
     of_experts: DeviceMesh | None,
+    servers: Servers | None,
     turns: Turns | None,
     split: Split,
     device: torch.device,
@@ -140,7 +148,7 @@ def build(
     shape, count = shape_of(args), args.pp * args.vp
     context = mesh["cp"].get_group() if args.cp > 1 else None
     experts, parts = (of_experts[name].get_group() if of_experts else None for name in ("ep", "etp"))
-    way = Way(args.attention, args.recompute, args.dropout, context, experts, parts, args.fused_loss, turns)
+    way = Way(args.attention, args.recompute, args.dropout, context, experts, parts, servers, args.fused_loss, turns)
     stages = []
     for number in range(mesh["pp"].get_local_rank(), count, args.pp):
         with device:
@@ -204,7 +212,7 @@ def main() -> None:
     micro_batches, rest = divmod(args.global_batch, args.micro_batch * dp)
     if rest or not micro_batches or (args.vp > 1 and micro_batches % args.pp):
         raise SystemExit(f"{args.global_batch} sequences do not make micro-batches of {args.micro_batch} on {dp} ranks")
-    of_experts, holders = None, None
+    of_experts, holders, servers = None, None, None
     if args.fuse and shape_of(args).latent:
         import megatron_latent
 
@@ -215,6 +223,10 @@ def main() -> None:
         sizes = (args.pp, world // (args.pp * args.ep * args.etp), args.ep, args.etp)
         of_experts = init_device_mesh(args.device, sizes, mesh_dim_names=("stage", "holders", "ep", "etp"))
         holders = of_experts["holders"].get_group()
+        if args.servers > 1:
+            sizes = (world // args.ep, args.servers, args.ep // args.servers)
+            of_servers = init_device_mesh(args.device, sizes, mesh_dim_names=("others", "across", "within"))
+            servers = Servers(of_servers["across"].get_group(), of_servers["within"].get_group(), args.room)
         if args.tp > 1 and not args.sequence_parallel:
             raise SystemExit("experts need --sequence-parallel: else each tensor-parallel rank would send all tokens")
         if args.etp > 1 and not mixture.drop:
@@ -228,7 +240,7 @@ def main() -> None:
     tp, pp = mesh["tp"].get_group(), mesh["pp"].get_group()
     split = Split(tp, args.sequence_parallel, args.overlap_tensor, args.float8, args.pieces, args.reproducible)
     turns = Turns() if args.overlap_experts else None
-    stages = build(args, mesh, of_experts, turns, split, device)
+    stages = build(args, mesh, of_experts, servers, turns, split, device)
     of_stages = [list(stage.parameters()) for stage in stages]
     parameters = list(dict.fromkeys(p for each in of_stages for p in each))
     uses = {

@@ -14,9 +14,11 @@ from dataclasses import replace
 
 import float8_layers
 import megatron_model
+import megatron_servers
 import torch
 import torch.distributed as dist
 from megatron_model import Norm, Shape, Way, again, attention_of, blocks
+from megatron_servers import Pick, Put
 from tensor_exchange import done, gather, scatter_sum
 from tensor_layers import Alone, Column, Row, Split, add_product, parameter, scaled
 from torch import Tensor, nn
@@ -37,6 +39,7 @@ def sum_of_choices(rows: Tensor, places: Tensor) -> Tensor:
 
 def fuse() -> None:
     """Lets the compiler make one kernel of each of the functions above."""
+    megatron_servers.fuse()
     for function in (weighted_activation, sum_of_choices):
         globals()[function.__name__] = torch.compile(function)
 
@@ -297,14 +300,53 @@ class Experts(nn.Module):
         logits = nn.functional.linear(tokens, self.router).float()
         weights, chosen = logits.softmax(-1).topk(self.mixture.top)
         counts = chosen.flatten().bincount(minlength=self.mixture.experts)
+        if self.way.servers:
+            return self._output(x, self._over_servers(sent, weights, chosen, counts))
         order = chosen.flatten().argsort(stable=True)
         places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         if self.mixture.drop:
             found = self._shares(sent, weights, chosen, counts, places)
         else:
             found = self._all(sent, weights, counts, order, places)
+        return self._output(x, found)
+
+    def _output(self, x: Tensor, found: Tensor) -> Tensor:
+        """``found`` in the shape of ``x``."""
         found = found.view(*x.shape[:2], -1)
         return self.widen(found) if self.mixture.narrow else found
+
+    def _over_servers(self, rows: Tensor, weights: Tensor, chosen: Tensor, counts: Tensor) -> Tensor:
+        """All tokens of each expert, sent to a server once; see megatron_servers.py."""
+        servers, hops = self.way.servers, []
+        assert servers
+        table = weights.new_zeros(len(rows), self.mixture.experts).scatter(1, chosen, weights)
+        rooms = servers.rooms(len(rows), self.mixture.top)
+        mine = self._coming(counts).view(-1, self.here).sum(0).tolist()
+        for group, room in zip((servers.across, servers.within), rooms, strict=True):
+            way, parts, even = replace(self.way, experts=group), group.size(), [room] * group.size()
+            of_parts = table.unflatten(1, (parts, -1))
+            sources = megatron_servers.picked((of_parts > 0).any(-1), room)
+            slots = sources * parts + torch.arange(parts, device=rows.device).repeat_interleave(room)
+            table = nn.functional.pad(of_parts.flatten(0, 1), (0, 0, 0, parts)).index_select(0, slots)
+            table = _Exchange.apply(table, even, even, way)
+            sources = sources.clamp(max=len(rows) - 1)
+            hops.append((sources, len(rows), even, way))
+            rows = _Exchange.apply(Pick.apply(rows, sources), even, even, way)
+        choices = megatron_servers.sorted_by_part(table > 0, sum(mine))
+        sources = choices % len(rows)
+        found = self.networks(Pick.apply(rows, sources), table.t().flatten().index_select(0, choices), mine)
+        found = Put.apply(found, sources, len(rows))
+        for sources, count, even, way in reversed(hops):
+            found = Put.apply(_Exchange.apply(found, even, even, way), sources, count)
+        return found
+
+    def _coming(self, counts: Tensor) -> Tensor:
+        """How many tokens each rank sends to each expert here, of how many this one sends to each of all."""
+        coming = torch.empty_like(counts)
+        if self.group.size() == 1:
+            return coming.copy_(counts)
+        dist.all_to_all_single(coming, counts, group=self.group)
+        return coming
 
     def _shares(self, tokens: Tensor, weights: Tensor, chosen: Tensor, counts: Tensor, places: Tensor) -> Tensor:
         """Of each expert's tokens as many as its share, and nothing where there are fewer: the host knows all sizes."""
@@ -332,9 +374,7 @@ class Experts(nn.Module):
 
     def _all(self, tokens: Tensor, weights: Tensor, counts: Tensor, order: Tensor, places: Tensor) -> Tensor:
         """All tokens of each expert; the host waits to learn how many."""
-        top, group, way = self.mixture.top, self.group, self.way
-        coming = torch.empty_like(counts)
-        dist.all_to_all_single(coming, counts, group=group) if group.size() > 1 else coming.copy_(counts)
+        top, way, coming = self.mixture.top, self.way, self._coming(counts)
         sent, received = (each.view(-1, self.here).sum(1).tolist() for each in (counts, coming))
         mine = coming.view(-1, self.here).sum(0).tolist()
 

@@ -12,6 +12,7 @@ import float8_layers
 import ring_attention
 import torch
 import transformer_engine_memory
+from megatron_servers import Servers
 from megatron_turns import Turns
 from tensor_layers import Alone, Column, Row, Split, VocabularyEmbedding, cross_entropy, parameter
 from torch import Tensor, nn
@@ -190,6 +191,7 @@ class Way:
         context: the ranks that a sequence is spread over, zigzag; None for one.
         experts: the ranks that share a layer's experts; None for one.
         parts: the ranks that each expert is split over; None for one.
+        servers: the servers that ``experts`` are in, where a token travels to each once; None where to each expert.
         fused_loss: whether the loss is Transformer Engine's.
         turns: of passes that are beside one another while tokens travel; None where each is alone.
     """
@@ -200,6 +202,7 @@ class Way:
     context: ProcessGroup | None = None
     experts: ProcessGroup | None = None
     parts: ProcessGroup | None = None
+    servers: Servers | None = None
     fused_loss: bool = False
     turns: Turns | None = None
 

@@ -277,6 +277,7 @@ def _nemo(row: Record) -> dict[str, object]:
 
 BALANCED = "no loss balances the experts, who get equally many tokens"
 HYBRID = "tokens are exchanged by NCCL, not by HybridEP"
+ONCE = "tokens are exchanged by NCCL: once to each server as by HybridEP, but all messages are as long as on average"
 UNPUBLISHED = "which float8 scales is not published: of the tensor at hand"
 DELAYED = "float8 scales of the micro-batch before, not of the greatest of many"
 
@@ -340,6 +341,12 @@ def _scales(row: Record) -> list[str]:
     return [UNPUBLISHED] if row["precision"] in ("FP8", "FP8 (see note)") else []
 
 
+def _hybrid_exchange(row: Record, drop: bool) -> tuple[dict[str, object], str]:
+    """Options for HybridEP's exchange, and in what they depart: in a server, a token goes to each expert by itself."""
+    servers = 1 if row["gpu"].startswith("DGX-GB") or drop else int(row["ep"]) // 8
+    return ({"servers": servers}, ONCE) if servers > 1 else ({}, HYBRID)
+
+
 def _mixture(row: Record, model: str) -> tuple[dict[str, object], tuple[str, ...]]:
     """As in Megatron-Bridge's scripts/performance/configs, v0.2.1 to v0.4.0: routers draw experts, equally likely."""
     departures = [BALANCED, *_scales(row)]
@@ -348,6 +355,7 @@ def _mixture(row: Record, model: str) -> tuple[dict[str, object], tuple[str, ...
     if "[^gpt-oss-note]" in row["model_tflops_per_gpu"]:
         departures.append("its publisher says that this release was slow by a fault of cuDNN's")
     drop, gpt_oss = _is_fused(row) or "tokendrop" in row["model"], model == "gpt-oss-120b"
+    exchange: dict[str, object] = {}
     if gpt_oss:
         departures.append("attention sees the whole sequence in all layers, not 128 words in every other")
         departures.append("attention has no sinks, and activations no bound")
@@ -357,7 +365,8 @@ def _mixture(row: Record, model: str) -> tuple[dict[str, object], tuple[str, ...
         or (model == "qwen3-30b-a3b" and not drop)
         or (gpt_oss and "26.04" in row["framework"] and row["gpu"] == "DGX-B200")
     ):
-        departures.append(HYBRID)
+        exchange, departure = _hybrid_exchange(row, drop)
+        departures.append(departure)
     spread = row["ep"]
     if gpt_oss and "25.11" in row["framework"] and row["gpu"] == "DGX-B200":
         spread = "64"
@@ -365,7 +374,7 @@ def _mixture(row: Record, model: str) -> tuple[dict[str, object], tuple[str, ...
     options = _modern(row, model, _float8(row), "bf16", ep=spread, drop=drop)
     options |= {"recompute": "activations" if gpt_oss and not _is_fused(row) else None, "overlap-gather": True}
     beside = _is_fused(row) or (row["gpu"] == "DGX-H100" and row["pp"] != "1" and not gpt_oss)
-    options |= {"overlap-experts": beside}
+    options |= exchange | {"overlap-experts": beside}
     options |= {"ends-count": row["pp"] != "1" and model == "qwen3-235b-a22b"}
     return options, tuple(departures)
 
@@ -392,19 +401,20 @@ def _deepseek_v3(row: Record) -> tuple[dict[str, object], tuple[str, ...]]:
     recompute: str | None = "latents"
     if gpu == "DGX-GB300" and (_is_fused(row) or "25.11" in release):
         recompute = None
-    departures = [BALANCED, *_scales(row), HYBRID]
+    fused, pipelined = _is_fused(row), row["vp"] not in ("", "1", "n/a")
+    drop = fused or "tokendrop" in row["model"]
+    exchange, departure = _hybrid_exchange(row, drop)
+    departures = [BALANCED, *_scales(row), departure]
     if "25.11" in release and gpu == "DGX-GB300":
         departures.append("what it recomputed is not published: nothing")
     if "26.04" in release and gpu == "DGX-GB200":
         recompute = None
         departures.append("networks of the three layers without experts are not recomputed")
-    fused, pipelined = _is_fused(row), row["vp"] not in ("", "1", "n/a")
     if fused:
         departures.append(FUSED)
         if not pipelined:
             departures.append("tokens do not travel under other micro-batches: how stages were cut is not published")
-    drop = fused or "tokendrop" in row["model"]
-    options = _modern(row, "deepseek-v3", _float8(row), "bf16", ep=row["ep"], drop=drop)
+    options = _modern(row, "deepseek-v3", _float8(row), "bf16", ep=row["ep"], drop=drop) | exchange
     options |= {"overlap-experts": fused and pipelined}
     options |= {"predict": None if "w/o MTP" in row["model"] else 1, "recompute": recompute, "overlap-gather": True}
     options |= {"fused-loss": True}
@@ -421,7 +431,8 @@ HYBRIDS = {
 
 def _hybrid(row: Record, model: str, predict: int | None) -> tuple[dict[str, object], tuple[str, ...]]:
     """As in Megatron-Bridge's recipes, v0.4.0 to v0.6.0."""
-    recompute, departures = None, [BALANCED, *_scales(row), HYBRID]
+    exchange, departure = _hybrid_exchange(row, drop=False)
+    recompute, departures = None, [BALANCED, *_scales(row), departure]
     is_super, gpu = model == "nemotron-3-super", row["gpu"]
     if gpu == "DGX-H100":
         recompute = "experts"
@@ -430,7 +441,7 @@ def _hybrid(row: Record, model: str, predict: int | None) -> tuple[dict[str, obj
     if _is_fused(row):
         departures.append("the products of an expert are not one kernel, and attention is not in float8")
     options = _modern(row, model, _float8(row), "bf16", ep=row["ep"], predict=predict, recompute=recompute)
-    return options | {"overlap-gather": True, "fused-loss": True}, tuple(departures)
+    return options | exchange | {"overlap-gather": True, "fused-loss": True}, tuple(departures)
 
 
 def _mbridge(row: Record) -> Run:

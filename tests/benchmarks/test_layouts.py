@@ -53,6 +53,7 @@ def run(command: str, ranks: int) -> list[float]:
         (LLAMA3, 2, "--cp 2"),
         (QWEN3, 2, "--ep 2 --overlap-data --overlap-gather"),
         (QWEN3, 4, "--ep 2"),  # two ranks have the same experts
+        (QWEN3, 4, "--ep 4 --servers 2 --room 9"),  # room for all tokens of each rank
         (f"{QWEN3} --global-batch 16", 2, "--ep 2 --overlap-experts --overlap-data"),
         (f"{QWEN3} --global-batch 16 --layers 4", 4, "--ep 2 --pp 2 --vp 2 --overlap-experts"),
         (GROK, 2, "--ep 2"),
