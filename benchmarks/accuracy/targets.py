@@ -55,11 +55,10 @@ TARGETS = (
     Target("largest error of memory", "memory_error_max", 0.05, MEMORY),
 )
 FAMILIES = {
-    "mbridge": "between servers a token is sent to each of its experts, where HybridEP sends it once to each server;"
-    " since release 26.06 models with experts in MXFP8 run as one CUDA graph, with attention in float8 and each expert"
-    " in one kernel, none of which megatron.py does; the GPUs that large products were measured on for GB200 seem to"
-    " have been slowed down, as other measurements in the same package are faster; and GPT-OSS and Nemotron 3 Super are"
-    " forecast too short, which is not explained",
+    "mbridge": "since release 26.06 models with experts in MXFP8 run as one CUDA graph, with attention in float8 and"
+    " each expert in one kernel, none of which megatron.py does; early releases took longer for the same commands,"
+    " perhaps for their hosts; GPT-OSS and Nemotron 3 Super in MXFP8 are forecast too short, which is not explained,"
+    " but that the publisher names a fault of cuDNN's for one release",
     "neusight": "one run of four; the cause is not known",
     "vtrain-multi": WIDTH_TWO,
 }
