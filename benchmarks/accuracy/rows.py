@@ -415,7 +415,7 @@ def _deepseek_v3(row: Record) -> tuple[dict[str, object], tuple[str, ...]]:
         if not pipelined:
             departures.append("tokens do not travel under other micro-batches: how stages were cut is not published")
     options = _modern(row, "deepseek-v3", _float8(row), "bf16", ep=row["ep"], drop=drop) | exchange
-    options |= {"overlap-experts": fused and pipelined}
+    options |= {"overlap-experts": pipelined and (fused or gpu == "DGX-B200")}
     options |= {"predict": None if "w/o MTP" in row["model"] else 1, "recompute": recompute, "overlap-gather": True}
     options |= {"fused-loss": True}
     return options, tuple(departures)
