@@ -277,7 +277,7 @@ def _nemo(row: Record) -> dict[str, object]:
 
 BALANCED = "no loss balances the experts, who get equally many tokens"
 HYBRID = "tokens are exchanged by NCCL, not by HybridEP"
-ONCE = "tokens are exchanged by NCCL: once to each server as by HybridEP, but all messages are as long as on average"
+ONCE = "tokens are exchanged by NCCL: once to each server as by HybridEP and DeepEP, but in messages of equal length"
 UNPUBLISHED = "which float8 scales is not published: of the tensor at hand"
 DELAYED = "float8 scales of the micro-batch before, not of the greatest of many"
 
@@ -409,6 +409,7 @@ def _deepseek_v3(row: Record) -> tuple[dict[str, object], tuple[str, ...]]:
         departures.append("what it recomputed is not published: nothing")
     if "26.04" in release and gpu == "DGX-GB200":
         recompute = None
+    if ("26.04" in release and gpu == "DGX-GB200") or (gpu == "DGX-B200" and pipelined):
         departures.append("networks of the three layers without experts are not recomputed")
     if fused:
         departures.append(FUSED)
