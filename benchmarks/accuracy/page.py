@@ -15,10 +15,12 @@ from measure import machine
 from row_outcome import ROOM, Outcome
 from rows import COMPUTED, DATA, Left, Row, contributed, read
 from summary import (
+    CALIBRATIONS_HEAD,
     CONTRIBUTORS_HEAD,
     FITTED,
     HEAD,
     LAYOUTS_HEAD,
+    calibrations,
     computed,
     contributors,
     families,
@@ -158,10 +160,10 @@ what a launch costs the host instead. It is fitted on one or two runs, and 1 for
 
 ## Measurements by contributor
 
-`foretrain accuracy add` adds runs that you measured (see {{doc}}`../reference/cli`).
+`foretrain accuracy add` adds runs that you measured, and calibrations of GPUs (see {{doc}}`../reference/cli`).
 
 {contributors}
-
+{calibrations}
 ## Runs of torchtitan and fms-fsdp
 
 {rows}
@@ -341,6 +343,7 @@ def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, flo
         factors=table(("framework, GPU", "factor", "fitted on"), factors),
         rows=_table(shown, rows),
         contributors=table(CONTRIBUTORS_HEAD, contributors(good, rows)),
+        calibrations=f"\n{table(CALIBRATIONS_HEAD, measured)}\n" if (measured := calibrations()) else "",
         roomy=_roomy(good),
         largest=_largest(good, rows),
         furthest=_table([one for one in good if abs(one.error) > 0.15], rows),

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from foretrain.cli.accuracy import load_runs
+from foretrain.cli.accuracy import load_measurements
 from foretrain.network.deployment_notation import place
 from foretrain.units import SECOND, parse_size, parse_time
 
@@ -602,7 +602,7 @@ def contributed(path: Path = CONTRIBUTED) -> tuple[list[Row], list[Left]]:
     """The runs of a table that ``foretrain accuracy add`` wrote, if their scripts are in this checkout, and others."""
     rows: list[Row] = []
     left: list[Left] = []
-    for number, run in enumerate(load_runs(path), 1):
+    for number, run in enumerate(load_measurements(path).runs, 1):
         name = f"contributed-{number:04d}"
         variables, (script, *argv) = run.parts()
         if not (HERE.parents[1] / script).is_file():

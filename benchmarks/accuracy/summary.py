@@ -6,10 +6,13 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 from factors import ANCHORS, HOST_ANCHORS
 from row_outcome import Outcome
-from rows import COMPUTED, Row
+from rows import COMPUTED, CONTRIBUTED, Row
+
+from foretrain.cli.accuracy import load_measurements
 
 FITTED = {name for names in (*ANCHORS.values(), *HOST_ANCHORS.values()) for name in names}
 """Rows that a constant was fitted on, whose errors are small for that reason too."""
@@ -115,6 +118,20 @@ def contributors(found: Sequence[Outcome], rows: dict[str, Row]) -> list[list[st
     return [
         [name, str(len(errors)), f"{mean_absolute(errors):.1%}", f"{max(errors, key=abs):+.1%}"]
         for name, errors in sorted(groups.items())
+    ]
+
+
+CALIBRATIONS_HEAD = ("measured by", "GPU", "software", "operators", "file of benchmarks/data")
+
+
+def calibrations(path: Path = CONTRIBUTED) -> list[list[str]]:
+    """Of each calibration that was contributed without a run: who measured what, and where it is."""
+    from foretrain.device.calibration import load
+
+    found = [(one, load(path.parent / one.calibration)) for one in load_measurements(path).gpus]
+    return [
+        [one.contributor, each.device, each.stack, str(len(each.measured) + len(each.calls)), one.calibration]
+        for one, each in found
     ]
 
 

@@ -3,12 +3,14 @@
 import re
 import shutil
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from foretrain.cli.accuracy import add, load_runs
-from foretrain.device.calibration import Calibration, dump, load
+from foretrain.cli.accuracy import add, load_measurements
+from foretrain.device.calibration import Calibration, OperatorTime, dump, load
+from foretrain.device.work import Gemm
 from foretrain.errors import ConfigError
 
 RUN = {
@@ -36,7 +38,10 @@ def test_a_run_is_added_and_measured_again_replaced(tmp_path, capsys):
     add(written(tmp_path, contributor="Bob", memory="70 GiB", stack="torchtitan"), into=table)
     add(written(tmp_path, step_time="2.9 s"), into=table)
 
-    assert [(run.contributor, run.step_time) for run in load_runs(table)] == [("Ada", "2.9 s"), ("Bob", "2.84 s")]
+    assert [(run.contributor, run.step_time) for run in load_measurements(table).runs] == [
+        ("Ada", "2.9 s"),
+        ("Bob", "2.84 s"),
+    ]
     assert len(tomllib.loads(table.read_text())["run"]) == 2
     said = capsys.readouterr().out
     assert "foretrain simulate --cluster dgx-h100:1,device=H100 --factor torchtitan -- train.py --batch 2" in said
@@ -91,7 +96,7 @@ def test_the_documented_file_is_accepted(tmp_path):
 
     add(tmp_path / "run.toml", into=tmp_path / "table.toml")
 
-    (run,) = load_runs(tmp_path / "table.toml")
+    (run,) = load_measurements(tmp_path / "table.toml").runs
     assert (run.contributor, run.stack) == ("Ada Example", "torchtitan")
 
 
@@ -106,14 +111,14 @@ def test_a_calibration_is_kept_beside_the_table(tmp_path, monkeypatch, capsys):
     add(written(measured, calibration="h100.json"), into=table)
     shutil.rmtree(measured)
     monkeypatch.chdir(table.parent.parent)
-    (run,) = load_runs(table)
+    (run,) = load_measurements(table).runs
 
     assert run.calibration.startswith("calibrations/h100-")
     assert load(table.parent / run.calibration) == found
     assert f" --device {table.parent / run.calibration} -- train.py --batch 2" in capsys.readouterr().out
     (table.parent / run.calibration).write_text("{}")
     with pytest.raises(ConfigError, match=r"table.toml: run\[0\].*calibrations/h100"):
-        load_runs(table)
+        load_measurements(table)
 
 
 def test_a_calibration_of_another_gpu_is_refused(tmp_path):
@@ -121,6 +126,46 @@ def test_a_calibration_of_another_gpu_is_refused(tmp_path):
 
     with pytest.raises(ConfigError, match="'NVIDIA A100-SXM4-80GB' was measured, not H100"):
         add(written(tmp_path, calibration="a100.json"), into=tmp_path / "table.toml")
+
+
+H100 = Calibration("NVIDIA H100 80GB HBM3", "torch 2.13.0", (OperatorTime(Gemm(64, 64, 64, dtype="bf16"), 5_000_000),))
+
+
+def test_a_calibration_without_a_run(tmp_path, capsys):
+    table = tmp_path / "table.toml"
+    dump(H100, tmp_path / "h100.json")
+    alone = dict.fromkeys(("command", "cluster", "step_time", "software"))
+    add(written(tmp_path), into=table)
+
+    add(written(tmp_path, **alone, calibration="h100.json"), into=table)
+    dump(replace(H100, launch=4_000_000), tmp_path / "h100.json")
+    add(written(tmp_path, **alone, calibration="h100.json"), into=table)
+
+    (gpu,) = load_measurements(table).gpus
+    assert (gpu.contributor, len(load_measurements(table).runs)) == ("Ada", 1)
+    assert load(tmp_path / gpu.calibration).launch == 4_000_000
+    said = capsys.readouterr().out
+    assert f"use: foretrain simulate --device {tmp_path / gpu.calibration} -- train.py" in said
+    assert "1 run and 1 calibration, one more" in said
+    assert "1 run and 1 calibration, one replaced" in said
+
+
+@pytest.mark.parametrize(
+    ("calibration", "changes", "message"),
+    [
+        (H100, {"contributor": None}, "contributor is missing"),
+        (replace(H100, measured=()), {}, "calibration: 'gpu.json' has no measurements"),
+        (replace(H100, device="Some GPU"), {}, "device: 'Some GPU' is no GPU known by name"),
+        (H100, {"memory": "70 GiB"}, "key: 'memory' is unknown"),
+        (H100, {"command": "train.py"}, "cluster is missing"),
+    ],
+)
+def test_what_is_wrong_with_a_calibration_is_named(tmp_path, calibration, changes, message):
+    dump(calibration, tmp_path / "gpu.json")
+    alone = dict.fromkeys(("command", "cluster", "step_time", "software")) | {"calibration": "gpu.json"} | changes
+
+    with pytest.raises(ConfigError, match=message):
+        add(written(tmp_path, **alone), into=tmp_path / "table.toml")
 
 
 def test_a_table_in_no_folder(tmp_path):

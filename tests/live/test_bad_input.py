@@ -94,12 +94,16 @@ def test_a_launcher_in_a_shell_script_is_refused() -> None:
         ("accelerate launch train.py", "train.py"),
         ("accelerate-launch train.py", "train.py"),
         ("deepspeed --num_gpus 2 train.py", "train.py"),
+        ("python3 -u -m torch.distributed.run --nproc-per-node 2 train.py", "train.py"),
     ):
         ended = subprocess.run(["bash", script, *line.split()], capture_output=True, text=True, check=False)
         assert ended.returncode == 2
         (message,) = ended.stderr.splitlines()
-        assert message.startswith(f"foretrain: launcher: '{line.split()[0]}' starts processes")
+        name = line.split()[0].replace("python3", "torch.distributed.run")
+        assert message.startswith(f"foretrain: launcher: '{name}' starts processes")
         assert message.endswith(f"simulate what it starts: foretrain simulate -- {script_and_arguments}")
+    command = "bash start.sh python3 -c print(7)"
+    assert subprocess.run(command.split(), cwd=script.parent, capture_output=True, check=True).stdout == b"7\n"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""``foretrain accuracy add``: a run that somebody measured, checked and added to a table of such runs.
+"""``foretrain accuracy add``: what somebody measured, checked and added to a table of such measurements.
 
-The table is TOML, one ``[[run]]`` for each; benchmarks/data/contributed.toml in a checkout of foretrain is the one that
-benchmarks/accuracy.py compares with forecasts. A file to add has the keys of one run, `MeasuredRun`.
+The table is TOML, a ``[[run]]`` for each run, and a ``[[calibration]]`` for operators of a GPU that were measured
+without one; benchmarks/data/contributed.toml in a checkout of foretrain is the one that benchmarks/accuracy.py compares
+with forecasts. A file to add has the keys of one run, `MeasuredRun`, or of a calibration alone, `MeasuredGpu`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import tomllib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
 
@@ -23,12 +24,15 @@ from foretrain.errors import ConfigError, unknown
 from foretrain.files import read_text, write_atomically, write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-HELP = "Add a measured run to those that forecasts are compared with."
+HELP = "Add a measured run, or a calibration, to those that forecasts are compared with."
 _REMEDY = "see 'foretrain accuracy add' in the reference of commands for the format"
 _NEEDED = ("command", "cluster", "step_time", "contributor", "source", "software", "date")
 _KEYS = (*_NEEDED, "stack", "memory", "calibration", "notes")
+_RUN_ONLY = ("command", "cluster", "step_time")
+_GPU_NEEDED = ("calibration", "contributor", "source", "date")
+_GPU_KEYS = (*_GPU_NEEDED, "notes")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z_0-9]*=")
 
 
@@ -78,6 +82,28 @@ class MeasuredRun:
         return words[:variables], words[variables:]
 
 
+@dataclass(frozen=True, slots=True)
+class MeasuredGpu:
+    """Operators of a GPU that were measured, without a run.
+
+    Attributes:
+        calibration: the file of ``foretrain calibrate``, from the folder of the file that names it; it says which GPU
+            and software were measured.
+        contributor, source, date, notes: as of a `MeasuredRun`.
+    """
+
+    calibration: str
+    contributor: str
+    source: str
+    date: str
+    notes: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Return what tells calibrations apart: a second one with the same replaces the first."""
+        return self.calibration.rpartition("-")[0], self.contributor, self.date
+
+
 def measured_run(entry: dict[str, Any], folder: Path) -> MeasuredRun:
     """Return a checked run of a file in ``folder``; ConfigError names the key, its value and the remedy."""
     from foretrain.device import stack_factor
@@ -86,30 +112,12 @@ def measured_run(entry: dict[str, Any], folder: Path) -> MeasuredRun:
     from foretrain.network.deployment_notation import place
     from foretrain.units import parse_size, parse_time
 
-    for key in entry:
-        if key not in _KEYS:
-            raise unknown("key", key, _KEYS)
-    for key in _NEEDED:
-        if key not in entry:
-            raise ConfigError(key, None, "is missing", _REMEDY)
-    if isinstance(entry["date"], datetime.date):
-        entry = {**entry, "date": entry["date"].isoformat()}
-    for key, value in entry.items():
-        if not isinstance(value, str) or (key in _NEEDED and not value.strip()):
-            raise ConfigError(key, value, "is no text, or empty", _REMEDY)
-    found = MeasuredRun(**entry)
+    found = MeasuredRun(**_texts(entry, _NEEDED, _KEYS))
     try:
         _, words = found.parts()
     except ValueError as error:
         problem = f"cannot be split into words ({error})"
         raise ConfigError("command", found.command, problem, "quote as in a shell") from None
-    remedy = "write the day of the measurement, e.g. 2026-11-25"
-    try:
-        date = datetime.date.fromisoformat(found.date)
-    except ValueError:
-        raise ConfigError("date", found.date, "is not a date", remedy) from None
-    if date > datetime.datetime.now(datetime.UTC).date():
-        raise ConfigError("date", found.date, "is in the future", remedy)
     if not words or not (words[0].endswith(".py") or (words[0] == "-m" and len(words) > 1)):
         remedy = "write the script, or -m and a module, and its arguments, without torchrun and its options"
         raise ConfigError("command", found.command, "does not begin with a script", remedy)
@@ -130,17 +138,68 @@ def measured_run(entry: dict[str, Any], folder: Path) -> MeasuredRun:
     return found
 
 
-def load_runs(path: Path) -> list[MeasuredRun]:
-    """Return the runs of a table; none where there is no such file."""
-    if not path.exists():
-        return []
-    found: list[MeasuredRun] = []
-    for number, entry in enumerate(_parsed(path).get("run", [])):
-        try:
-            found.append(measured_run(entry, path.parent))
-        except ConfigError as error:
-            raise error.at(f"run[{number}]").at(str(path)) from error
+def measured_gpu(entry: dict[str, Any], folder: Path) -> MeasuredGpu:
+    """Return the checked calibration of a file in ``folder``; ConfigError names the key, its value and the remedy."""
+    from foretrain.device.calibration import load
+
+    found = MeasuredGpu(**_texts(entry, _GPU_NEEDED, _GPU_KEYS))
+    calibration = load(folder / found.calibration)
+    calibration.described()
+    if not (calibration.measured or calibration.calls):
+        raise ConfigError(
+            "calibration", found.calibration, "has no measurements", "write one with 'foretrain calibrate'"
+        )
     return found
+
+
+def _texts(entry: dict[str, Any], needed: Sequence[str], known: Sequence[str]) -> dict[str, str]:
+    """Return an entry whose keys are known and whose values are texts, and the date one in the past."""
+    for key in entry:
+        if key not in known:
+            raise unknown("key", key, known)
+    for key in needed:
+        if key not in entry:
+            raise ConfigError(key, None, "is missing", _REMEDY)
+    if isinstance(entry["date"], datetime.date):
+        entry = {**entry, "date": entry["date"].isoformat()}
+    for key, value in entry.items():
+        if not isinstance(value, str) or (key in needed and not value.strip()):
+            raise ConfigError(key, value, "is no text, or empty", _REMEDY)
+    remedy = "write the day of the measurement, e.g. 2026-11-25"
+    try:
+        date = datetime.date.fromisoformat(entry["date"])
+    except ValueError:
+        raise ConfigError("date", entry["date"], "is not a date", remedy) from None
+    if date > datetime.datetime.now(datetime.UTC).date():
+        raise ConfigError("date", entry["date"], "is in the future", remedy)
+    return entry
+
+
+_Measured = TypeVar("_Measured", MeasuredRun, MeasuredGpu)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """All of a table."""
+
+    runs: tuple[MeasuredRun, ...] = ()
+    gpus: tuple[MeasuredGpu, ...] = ()
+
+
+def load_measurements(path: Path) -> Measurements:
+    """Return all of a table; nothing where there is no such file."""
+    if not path.exists():
+        return Measurements()
+    content = _parsed(path)
+
+    def checked(kind: str, read: Callable[[dict[str, Any], Path], _Measured]) -> Iterator[_Measured]:
+        for number, entry in enumerate(content.get(kind, [])):
+            try:
+                yield read(entry, path.parent)
+            except ConfigError as error:
+                raise error.at(f"{kind}[{number}]").at(str(path)) from error
+
+    return Measurements(tuple(checked("run", measured_run)), tuple(checked("calibration", measured_gpu)))
 
 
 def _parsed(path: Path) -> dict[str, Any]:
@@ -150,15 +209,16 @@ def _parsed(path: Path) -> dict[str, Any]:
         raise ConfigError("run", str(path), f"is no TOML: {error}", _REMEDY) from error
 
 
-def _text(runs: Sequence[MeasuredRun]) -> str:
+def _text(measurements: Measurements) -> str:
     """Return a table as TOML; its basic strings are JSON's."""
     from json import dumps
 
-    def entry(run: MeasuredRun) -> str:
-        lines = (f"{key} = {dumps(value, ensure_ascii=False)}\n" for key, value in asdict(run).items() if value)
-        return "[[run]]\n" + "".join(lines)
+    def entry(kind: str, measured: MeasuredRun | MeasuredGpu) -> str:
+        lines = (f"{key} = {dumps(value, ensure_ascii=False)}\n" for key, value in asdict(measured).items() if value)
+        return f"[[{kind}]]\n" + "".join(lines)
 
-    return "\n".join(map(entry, runs))
+    runs = [entry("run", run) for run in measurements.runs]
+    return "\n".join([*runs, *(entry("calibration", gpu) for gpu in measurements.gpus)])
 
 
 def _kept_beside(calibration: Path, table: Path) -> str:
@@ -170,50 +230,71 @@ def _kept_beside(calibration: Path, table: Path) -> str:
     return name
 
 
+def _with(new: _Measured, before: Sequence[_Measured]) -> tuple[_Measured, ...]:
+    """Return the measurements with a new one, which replaces the one of its key, in the order of their keys."""
+    return tuple(sorted([*(one for one in before if one.key != new.key), new], key=lambda one: one.key))
+
+
 def add(
-    run: Annotated[Path, tyro.conf.arg(metavar="FILE")],
+    file: Annotated[Path, tyro.conf.arg(metavar="FILE")],
     /,
     *,
     into: Path = Path("benchmarks/data/contributed.toml"),
     json: JsonFile = None,
 ) -> None:
-    """Check a measured run and add it to a table; one of the same command, cluster, contributor and date is replaced.
+    """Check a measured run, or a calibration, and add it to a table.
 
-    Its calibration is copied to the table's folder.
+    A run of the same command, cluster, contributor and date is replaced, and so is a calibration whose file has the
+    same name, of the same contributor and date. The calibration is copied to the table's folder.
 
     Args:
-        run: a TOML file: command, cluster, step_time, contributor, source, software, date; where known stack, memory,
-            calibration, notes.
+        file: a TOML file: command, cluster, step_time, contributor, source, software, date; where known stack, memory,
+            calibration, notes. Of a calibration alone: calibration, contributor, source, date; notes.
         into: the table.
-        json: write the run as it was read, how many the table has, and the command that forecasts it.
+        json: write what was added as it was read, how many runs and calibrations the table has, and the command that
+            forecasts with it.
     """
     check_writable(json=json)
-    entry = _parsed(run)
+    entry = _parsed(file)
     try:
-        new = measured_run(entry, run.parent)
+        read = measured_gpu if "calibration" in entry and entry.keys().isdisjoint(_RUN_ONLY) else measured_run
+        new = read(entry, file.parent)
     except ConfigError as error:
-        raise error.at(str(run)) from error
+        raise error.at(str(file)) from error
     if not into.parent.is_dir():
         remedy = "run this in a checkout of foretrain, or name a table with --into"
         raise ConfigError("into", str(into), f"is in no folder: there is no {into.parent}", remedy)
-    before = load_runs(into)
+    before = load_measurements(into)
     if new.calibration:
-        new = replace(new, calibration=_kept_beside(run.parent / new.calibration, into))
-    rest = [one for one in before if one.key != new.key]
-    write_atomically(into, _text(sorted([*rest, new], key=lambda one: one.key)))
-    options = ["--cluster", new.cluster]
-    if new.calibration:
-        options += ["--device", str(into.parent / new.calibration)]
-    if new.stack:
-        options += ["--factor", new.stack]
-    variables, script = new.parts()
-    set_by_shell = (f"{name}={shlex.quote(value)} " for name, _, value in (each.partition("=") for each in variables))
-    command = "".join(set_by_shell) + shlex.join(["foretrain", "simulate", *options, "--", *script])
-    replaced, runs = len(rest) < len(before), len(rest) + 1
-    what = f"{runs} run{'s' * (runs != 1)}, {'one replaced' if replaced else 'one more'}"
-    sys.stdout.write(f"{into}: {what}\ncompare: {command}\n")
+        new = replace(new, calibration=_kept_beside(file.parent / new.calibration, into))
+    if isinstance(new, MeasuredRun):
+        after = replace(before, runs=_with(new, before.runs))
+        command = _forecast_of(new, into)
+    else:
+        after = replace(before, gpus=_with(new, before.gpus))
+        command = f"foretrain simulate --device {shlex.quote(str(into.parent / new.calibration))} -- train.py"
+    write_atomically(into, _text(after))
+    runs, gpus = len(after.runs), len(after.gpus)
+    replaced = runs + gpus == len(before.runs) + len(before.gpus)
+    counts = [f"{count} {what}{'s' * (count != 1)}" for count, what in ((runs, "run"), (gpus, "calibration")) if count]
+    what = f"{' and '.join(counts)}, {'one replaced' if replaced else 'one more'}"
+    sys.stdout.write(f"{into}: {what}\n{'compare' if isinstance(new, MeasuredRun) else 'use'}: {command}\n")
     if json is not None:
-        write_json(json, {"run": asdict(new), "runs": runs, "replaced": replaced, "command": command})
+        kind = "run" if isinstance(new, MeasuredRun) else "calibration"
+        numbers = {"runs": runs, "calibrations": gpus, "replaced": replaced, "command": command}
+        write_json(json, {kind: asdict(new), **numbers})
+
+
+def _forecast_of(run: MeasuredRun, table: Path) -> str:
+    """Return the command that forecasts a run of a table."""
+    options = ["--cluster", run.cluster]
+    if run.calibration:
+        options += ["--device", str(table.parent / run.calibration)]
+    if run.stack:
+        options += ["--factor", run.stack]
+    variables, script = run.parts()
+    set_by_shell = (f"{name}={shlex.quote(value)} " for name, _, value in (each.partition("=") for each in variables))
+    return "".join(set_by_shell) + shlex.join(["foretrain", "simulate", *options, "--", *script])
 
 
 COMMANDS = {"add": add}

@@ -108,7 +108,10 @@ _BEFORE = frozenset({"env", "exec", "timeout", "nohup", "nice", "time", "stdbuf"
 """Commands that run the one behind them."""
 _SEPARATORS = frozenset({"&&", "||", ";", "|", "&", "(", "{", "then", "do"})
 """Words of a shell behind which a command begins."""
-_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed.launcher")
+LAUNCHER_MODULES = (
+    "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed.launcher",
+)  # fmt: skip
+"""Beginnings of the names of modules that launch, behind ``python -m``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,7 @@ def launched(words: Sequence[str]) -> LauncherCommand | None:
             program = word in _SEPARATORS or word.endswith(";")
             continue
         launcher = name in _LAUNCHERS or (name == "accelerate" and words[place + 1 : place + 2] == ["launch"])
-        module = word == "-m" and words[place + 1 : place + 2] and words[place + 1].startswith(_MODULES)
+        module = word == "-m" and words[place + 1 : place + 2] and words[place + 1].startswith(LAUNCHER_MODULES)
         if launcher or module:
             script = next((k for k, text in enumerate(words) if k > place and text.endswith(".py")), len(words))
             return LauncherCommand(words[place + 1] if module else name, shlex.join(words[script:]))

@@ -5,15 +5,33 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 
 def write(folder: str, name: str, module: str, *arguments: str) -> None:
     """Write the command ``name``, which runs ``module`` with these arguments before its own, into ``folder``."""
+    _write(folder, name, f'exec {_module(module, *arguments)} "$@"')
+
+
+def write_before(folder: str, name: str, path: str, words: Sequence[str], module: str, *arguments: str) -> None:
+    """Write the command ``name``, which is the program at ``path``, but for command lines with one of ``words``.
+
+    These run ``module`` with ``arguments`` before their own.
+    """
+    patterns = "|".join(f"*{shlex.quote(word)}*" for word in words)
+    asked = f'case "$*" in {patterns}) exec {_module(module, *arguments)} "$@";; esac'
+    _write(folder, name, f'{asked}\nexec {shlex.quote(path)} "$@"')
+
+
+def _module(name: str, *arguments: str) -> str:
+    return shlex.join([sys.executable, "-m", name, *arguments])
+
+
+def _write(folder: str, name: str, lines: str) -> None:
     command = Path(folder, name)
-    begin = shlex.join([sys.executable, "-m", module, *arguments])
-    command.write_text(f'#!/bin/sh\nexec {begin} "$@"\n', encoding="utf-8")
+    command.write_text(f"#!/bin/sh\n{lines}\n", encoding="utf-8")
     command.chmod(0o755)
 
 

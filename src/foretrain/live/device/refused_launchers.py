@@ -13,10 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from foretrain.launch import launched
+from foretrain.launch import LAUNCHER_MODULES, launched
 from foretrain.live.device import commands
 
 _NAMES: Final = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
+_PYTHONS: Final = ("python", "python3")
+"""Commands that launch by ``-m`` and a module."""
 _NOTE: Final = "refused"
 """A file beside the commands."""
 _REFUSED: Final = 2
@@ -29,6 +31,10 @@ def install(folder: str) -> None:
     """Write the commands into ``folder``."""
     for name in _NAMES:
         commands.write(folder, name, __name__, folder, name)
+    for name in _PYTHONS:
+        if path := shutil.which(name):
+            asked = [f"-m {module}" for module in LAUNCHER_MODULES]
+            commands.write_before(folder, name, path, asked, __name__, folder, name)
 
 
 def note_refusal(folder: str) -> None:
@@ -51,7 +57,7 @@ def main(folder: str, name: str, arguments: Sequence[str]) -> int:
     others = [each for each in os.environ.get("PATH", os.defpath).split(os.pathsep) if each != folder]
     real = shutil.which(name, path=os.pathsep.join(others))
     if real is not None:
-        os.execv(real, [name, *arguments])
+        os.execv(real, [real, *arguments])
     sys.stderr.write(f"{name}: not found\n")
     return _NOT_FOUND
 
