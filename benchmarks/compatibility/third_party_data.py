@@ -12,6 +12,7 @@ import pickle
 import shutil
 import sys
 import tarfile
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def tokenizer(folder: str) -> None:
     made.pre_tokenizer = Whitespace()
     unknown, begin, end = special
     PreTrainedTokenizerFast(
-        tokenizer_object=made, unk_token=unknown, bos_token=begin, eos_token=end, pad_token=end
+        tokenizer_object=made, unk_token=unknown, mask_token=unknown, bos_token=begin, eos_token=end, pad_token=end
     ).save_pretrained(folder)
 
 
@@ -81,8 +82,13 @@ def c4(folder: str = "allenai/c4") -> None:
     """Write documents where ``load_dataset("allenai/c4", name="en")`` finds them before it downloads any."""
     for split in ("train", "validation"):
         texts(f"{folder}/{split}")
-    files = "\n".join(f"  - split: {split}\n    path: {split}/train.jsonl" for split in ("train", "validation"))
-    about = f"---\nconfigs:\n- config_name: en\n  data_files:\n{files}\n---\n"
+    _data_set(folder, "en", "train.jsonl", ("train", "validation"))
+
+
+def _data_set(folder: str, configuration: str, file: str, splits: Sequence[str]) -> None:
+    """Write what names the files of a data set in Hugging Face's format, one in each split's folder."""
+    files = "\n".join(f"  - split: {split}\n    path: {split}/{file}" for split in splits)
+    about = f"---\nconfigs:\n- config_name: {configuration}\n  data_files:\n{files}\n---\n"
     Path(folder, "README.md").write_text(about, encoding="utf-8")
 
 
@@ -92,7 +98,7 @@ def accelerate(model: str) -> None:
 
     texts("roneneldan/TinyStories")
     tokenizer(model)
-    _language_model(
+    _model(
         model,
         LlamaConfig(
             hidden_size=2048, intermediate_size=8192, num_hidden_layers=4, num_attention_heads=16,
@@ -106,11 +112,29 @@ def gpt2(model: str) -> None:
     from transformers import GPT2Config
 
     tokenizer(model)
-    _language_model(model, GPT2Config())
+    _model(model, GPT2Config())
     texts(".")
     Path("train.jsonl").rename("text.json")
-    Path("accuracy").mkdir()
-    Path("accuracy/accuracy.py").write_text(_ACCURACY, encoding="utf-8")
+    _metric("accuracy")
+
+
+def glue(model: str, folder: str, pairs: int = 3668) -> None:
+    """Write what accelerate's examples download: pairs of sentences, BERT base with a tokenizer, and their metric."""
+    from transformers import BertConfig
+
+    random = np.random.default_rng(1)
+    for split, count in (("train", pairs), ("validation", pairs // 9), ("test", pairs // 2)):
+        Path(folder, split).mkdir(parents=True)
+        said = ([" ".join(random.choice(_WORDS, 20)) for _ in range(2)] for _ in range(count))
+        lines = (
+            json.dumps({"sentence1": one, "sentence2": other, "label": number % 2, "idx": number})
+            for number, (one, other) in enumerate(said)
+        )
+        Path(folder, split, "pairs.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    _data_set(folder, "mrpc", "pairs.jsonl", ("train", "validation", "test"))
+    tokenizer(model)
+    _model(model, BertConfig(vocab_size=28996), "SequenceClassification")
+    _metric("glue")
 
 
 def chats(model: str, folder: str, splits: str = "train", talks: int = 1000) -> None:
@@ -127,7 +151,7 @@ def chats(model: str, folder: str, splits: str = "train", talks: int = 1000) -> 
             for one, other in said
         )
         Path(folder, f"{split}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    _language_model(
+    _model(
         model,
         Qwen2Config(
             hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
@@ -148,13 +172,16 @@ _CHAT_TEMPLATE = (
 
 def wikitext(model: str) -> None:
     """Write what DeepSpeed's first tutorial downloads: texts, and a tokenizer."""
-    folder = Path("wikitext")
     for split in ("train", "test"):
-        texts(str(folder / split))
-    files = "\n".join(f"  - split: {split}\n    path: {split}/train.jsonl" for split in ("train", "test"))
-    about = f"---\nconfigs:\n- config_name: wikitext-2-v1\n  data_files:\n{files}\n---\n"
-    Path(folder, "README.md").write_text(about, encoding="utf-8")
+        texts(f"wikitext/{split}")
+    _data_set("wikitext", "wikitext-2-v1", "train.jsonl", ("train", "test"))
     tokenizer(model)
+
+
+def _metric(name: str) -> None:
+    """Write a metric where ``evaluate.load(name)`` finds it before it downloads any."""
+    Path(name).mkdir()
+    Path(name, f"{name}.py").write_text(_ACCURACY, encoding="utf-8")
 
 
 _ACCURACY = """
@@ -250,14 +277,14 @@ def flame(shards: int = 16) -> None:
     (folder / "train.jsonl").unlink()
 
 
-def _language_model(folder: str, config: Any) -> None:
-    """Write weights that nobody has initialized."""
+def _model(folder: str, config: Any, kind: str = "CausalLM") -> None:
+    """Write a model of ``transformers`` with weights that nobody has initialized."""
     _mend_torchvision()
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
 
     with torch.device("meta"):
-        made = AutoModelForCausalLM.from_config(config)
+        made = getattr(transformers, f"AutoModelFor{kind}").from_config(config)
     made.to_empty(device="cpu").bfloat16().save_pretrained(folder)
 
 
@@ -463,6 +490,7 @@ KINDS = {
     "coco": coco,
     "fineweb": fineweb,
     "flame": flame,
+    "glue": glue,
     "gpt2": gpt2,
     "hub": hub,
     "images": images,
