@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from foretrain.device import Attention, Gemm, MemoryWork
+from foretrain.device import Attention, Gemm, MemoryWork, OperatorModel, preset
 from foretrain.device.calls import contiguous
 from foretrain.device.kernel_costs import KernelArguments, KernelCosts, evaluate, load
 from foretrain.errors import ConfigError
-from foretrain.units import MICROSECOND
+from foretrain.units import MICROSECOND, SECOND
 
 X, W = contiguous((8, 1024, 64)), contiguous((64,), "float32")
 GIVEN = KernelArguments(("x", "weight", "n", "scale"), (X, W, 7, None), moved=4096, results=(W,))
@@ -168,3 +168,16 @@ def test_formula_that_a_kernel_does_not_fit_is_told_with_its_entry(tmp_path: Pat
 def test_missing_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"costs: .*cannot be read"):
         load(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(("heads", "measured"), [(64, 3.133e-3), (128, 5.092e-3)])  # Nemotron 3 Nano, Super
+def test_scan_of_mamba_on_gb200_is_within_a_tenth_of_what_was_measured(heads: int, measured: float) -> None:
+    names = ("input0", "chunk", "heads", "width", "groups", "state")
+    x = contiguous((8, 8192, heads, 64))
+    cost = KernelCosts().find("mamba_ssm::chunk_scan")
+    assert cost
+    work = cost.of(KernelArguments(names, (x, 128, heads, 64, 8, 128), moved=0))
+    assert isinstance(work, MemoryWork)
+
+    assert OperatorModel(preset("GB200")).estimate(work).time / SECOND == pytest.approx(measured, rel=0.1)
+    assert OperatorModel(preset("A100")).estimate(work).time / SECOND > measured  # its memory is slower than the scan

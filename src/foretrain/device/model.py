@@ -321,7 +321,10 @@ class OperatorModel:
             case Convolution():
                 found = Seconds(self._convolution(work), CONVOLUTION_SIGMA, "modelled")
             case MemoryWork():
-                found = Seconds(self._streaming(work.moved, work.kernels), MEMORY_SIGMA, "modelled")
+                seconds = self._streaming(work.moved, work.kernels)
+                if work.rate:
+                    seconds = max(seconds, work.moved / work.rate + work.kernels * KERNEL_OVERHEAD)
+                found = Seconds(seconds, MEMORY_SIGMA, "modelled")
             case Unknown():
                 achieved = rate(self.device, work.dtype).arithmetic.peak * work.efficiency
                 least = max(self._streaming(work.moved), work.flops / achieved)

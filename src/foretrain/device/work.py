@@ -118,10 +118,15 @@ class Convolution:
 
 @dataclass(frozen=True, slots=True)
 class MemoryWork:
-    """Kernels whose time is that of the bytes they read and write, ``moved`` in all ``kernels`` together."""
+    """Kernels whose time is that of the bytes they read and write, ``moved`` in all ``kernels`` together.
+
+    Attributes:
+        rate: bytes/s that they move at most, whatever the memory could; 0 where the memory alone limits them.
+    """
 
     moved: int
     kernels: int = 1
+    rate: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -687,8 +687,8 @@ def test_scans_of_mamba_take_the_time_of_what_their_kernels_move() -> None:
         )
         for _ in range(2)
     ]  # fmt: skip
-    # About 131 KB a token forward and 375 KB backward, at 80 % of an H100's 3.35 TB/s.
-    expected = 8192 * (131e3 + 375e3) / (0.8 * 3.35e12) * 1e3
+    # About 131 KB a token forward and 375 KB backward, at the 2.4 TB/s that kernels.toml gives the scan.
+    expected = 8192 * (131e3 + 375e3) / 2.4e12 * 1e3
     assert 0.9 * expected < both[-1] < 1.3 * expected
     assert mixed.grad.shape == mixed.shape
 
