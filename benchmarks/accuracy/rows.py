@@ -464,6 +464,8 @@ def _mbridge(row: Record) -> Run:
     size = row["model"].rpartition("_")[2].lower()
     uneven = size == "405b" and 126 % (int(row["pp"]) * int(row["vp"]))
     options = _modern(row, f"llama3-{size}", _float8(row), "bf16", **{"ends-count": bool(uneven)}, **_nemo(row))
+    if row["precision"] == "NVFP4":
+        options["pieces"] = None  # tp_comm_overlap is off
     # No recipe in float8 has weights in bf16 (``fp8_param_gather``). It takes as long; only here is there no room.
     crowded = size == "405b" and row["gpu"].startswith("DGX-GB") and _float8(row) in ("current", "delayed")
     return "megatron.py", options | {"float8-weights": crowded}, tuple(_scales(row))
