@@ -365,14 +365,14 @@ def hub(folder: str, repository: str) -> None:
     (place / "hubconf.py").write_text("dependencies = ['torch']\n", encoding="utf-8")
 
 
-def mnist(folder: str) -> None:
+def mnist(folder: str, digits: int = 6000) -> None:
     """Write digits of noise, as torchvision's MNIST reads them."""
     place = Path(folder, "MNIST/raw")
     place.mkdir(parents=True)
     random = np.random.default_rng(1)
-    for split, count in (("train", 6000), ("t10k", 1000)):
-        digits = np.array([2051, count, 28, 28], ">i4").tobytes() + random.bytes(count * 28 * 28)
-        (place / f"{split}-images-idx3-ubyte").write_bytes(digits)
+    for split, count in (("train", digits), ("t10k", 1000)):
+        pictures = np.array([2051, count, 28, 28], ">i4").tobytes() + random.bytes(count * 28 * 28)
+        (place / f"{split}-images-idx3-ubyte").write_bytes(pictures)
         labels = random.integers(0, 10, count, np.uint8).tobytes()
         (place / f"{split}-labels-idx1-ubyte").write_bytes(np.array([2049, count], ">i4").tobytes() + labels)
 
@@ -420,6 +420,13 @@ def wikitext2(folder: str) -> None:
     for split in ("train", "valid", "test"):
         lines = (" ".join(random.choice(words, 30)) for _ in range(4000))
         Path(folder, f"{split}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def lightning_wikitext2(folder: str) -> None:
+    """Write the text of WikiText-2 where Lightning's demonstrations look before they download it."""
+    Path(folder).mkdir()
+    wikitext2(folder)
+    Path(folder, "train.txt").rename(Path(folder, "wikitext-2.txt"))
 
 
 def picotron(**asked: Any) -> None:
@@ -494,6 +501,7 @@ KINDS = {
     "gpt2": gpt2,
     "hub": hub,
     "images": images,
+    "lightning_wikitext2": lightning_wikitext2,
     "lingua": lingua,
     "litgpt": litgpt,
     "mnist": mnist,

@@ -26,6 +26,8 @@ RANK = "${local_rank}"
         ("python -m torch.distributed.launch --use_env train.py x", "train.py x", False),
         ("deepspeed --num_gpus 8 train.py --deepspeed", f"train.py '--local_rank={RANK}' --deepspeed", False),
         ("deepspeed --no_local_rank --module pkg.train x", "pkg.train x", True),
+        ("fabric run train.py --accelerator=gpu --devices=4 --lr 1", "train.py --lr 1", False),
+        ("lightning run model --node-rank=0 --main-address=10.0.0.5 train.py --lr 1", "train.py --lr 1", False),
     ],
 )
 def test_script_of_a_launcher(line: str, script: str, module: bool) -> None:
@@ -35,7 +37,9 @@ def test_script_of_a_launcher(line: str, script: str, module: bool) -> None:
     assert with_local_rank([f"--local_rank={RANK}", "x"], "3") == ["--local_rank=3", "x"]
 
 
-@pytest.mark.parametrize("line", ["train.py", "mpirun -n 8 train.py", "python -c pass", "deepspeed --help", "python"])
+@pytest.mark.parametrize(
+    "line", ["train.py", "mpirun -n 8 train.py", "python -c pass", "deepspeed --help", "fabric run --help", "python"]
+)
 def test_other_commands_start_nothing_that_is_known(line: str) -> None:
     assert started(shlex.split(line)) is None
 
@@ -73,6 +77,21 @@ def test_accelerate_tells_its_script_what_its_configuration_says(tmp_path: Path)
     assert zero is not None
     assert (zero.script, zero.module) == (["pkg.train"], True)
     assert zero.environment["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "3"
+
+
+def test_fabric_tells_its_script_what_its_options_say(tmp_path: Path) -> None:
+    found = started(["fabric", "run", "--precision", "bf16-mixed", "train.py", "--strategy=fsdp", "--num_nodes", "4"])
+    assert found is not None
+    assert found.environment == {"LT_CLI_USED": "1", "LT_PRECISION": "bf16-mixed", "LT_STRATEGY": "fsdp"}
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, torch\nprint(os.environ['LT_DEVICES'], os.environ['LT_NUM_NODES'])\n"
+        "weight = torch.nn.Parameter(torch.ones(4, device='cuda'))\n"
+        "weight.sum().backward()\ntorch.optim.SGD([weight]).step()\n"
+    )
+    ended = simulate("dgx-h100:2", "fabric", "run", script, "--devices=4", options=("--live", "1"))
+    assert ended.out.splitlines()[0] == "8 2"
+    assert "fabric run is read, not run: the cluster says which ranks there are" in ended.err
 
 
 def test_simulated_script_gets_what_its_launcher_would_add(tmp_path: Path) -> None:

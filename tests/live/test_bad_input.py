@@ -93,6 +93,7 @@ def test_a_launcher_in_a_shell_script_is_refused() -> None:
         ("torchrun --nproc-per-node 2 train.py --lr 1", "train.py --lr 1"),
         ("accelerate launch train.py", "train.py"),
         ("accelerate-launch train.py", "train.py"),
+        ("fabric run train.py", "train.py"),
         ("deepspeed --num_gpus 2 train.py", "train.py"),
         ("python3 -u -m torch.distributed.run --nproc-per-node 2 train.py", "train.py"),
     ):

@@ -215,6 +215,30 @@ def test_an_optimizer_called_for_each_group_of_parameters_makes_one_step() -> No
     assert len(simulate("H100", script).numbers["ranks"][0]["steps"]) == 4
 
 
+def test_passes_in_an_optimizers_closure_are_none_of_its_update() -> None:
+    def script() -> None:
+        model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8))).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        data = torch.ones(1 << 16, 1024, device="cuda")
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(data).sum()
+            loss.backward()
+            return loss
+
+        for _ in range(2):
+            optimizer.step(closure)
+        for _ in range(2):
+            optimizer.step(closure=closure)
+
+    (rank,) = simulate("H100", script).numbers["ranks"]
+    assert len(rank["steps"]) == 4
+    memory = rank["memory"]["breakdown"]
+    assert memory["optimizer"] == memory["parameters"]  # the momentum alone
+    assert memory["activations"] > 8 * 4 * 1024 << 16
+
+
 def test_batch_norm_across_ranks_warns_of_nothing() -> None:
     def script() -> None:
         norm = nn.SyncBatchNorm(512).cuda()

@@ -104,6 +104,8 @@ def session_used() -> bool:
 
 
 _LAUNCHERS = frozenset({"torchrun", "accelerate-launch", "deepspeed", "mpirun", "mpiexec", "horovodrun", "torchx"})
+_SUBCOMMANDS = {"accelerate": "launch", "fabric": "run", "lightning": "run"}
+"""Commands that launch by their first argument."""
 _BEFORE = frozenset({"env", "exec", "timeout", "nohup", "nice", "time", "stdbuf", "command", "sudo"})
 """Commands that run the one behind them."""
 _SEPARATORS = frozenset({"&&", "||", ";", "|", "&", "(", "{", "then", "do"})
@@ -141,7 +143,7 @@ def launched(words: Sequence[str]) -> LauncherCommand | None:
         if word in _SEPARATORS or not program:
             program = word in _SEPARATORS or word.endswith(";")
             continue
-        launcher = name in _LAUNCHERS or (name == "accelerate" and words[place + 1 : place + 2] == ["launch"])
+        launcher = name in _LAUNCHERS or words[place + 1 : place + 2] == [_SUBCOMMANDS.get(name)]
         module = word == "-m" and words[place + 1 : place + 2] and words[place + 1].startswith(LAUNCHER_MODULES)
         if launcher or module:
             script = next((k for k, text in enumerate(words) if k > place and text.endswith(".py")), len(words))

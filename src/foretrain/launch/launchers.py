@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ _SETTING = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 """A variable before a command, as a shell takes it."""
 _LOCAL_RANK = "${local_rank}"
 """What torchrun replaces in a script's arguments by the rank's number on its server; so does a simulation."""
+_SIZES = {"LT_DEVICES": "LOCAL_WORLD_SIZE", "LT_NUM_NODES": "GROUP_WORLD_SIZE"}
+"""What ``fabric run`` tells its script of the number of ranks, and the variables of torchrun that say so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +76,19 @@ def _started(words: Sequence[str]) -> Started | None:
         return _by_accelerate(rest)
     if name in ("deepspeed", "deepspeed.launcher.runner"):
         return _by_deepspeed(rest)
+    if name in ("fabric", "lightning") and rest[:1] == ["run"]:
+        return _by_fabric(name, rest[1:])
     return None
 
 
 def with_local_rank(arguments: Sequence[str], rank: str) -> list[str]:
     """Return a script's arguments as torchrun hands them to the rank with this number on its server."""
     return [one.replace(_LOCAL_RANK, rank) for one in arguments]
+
+
+def told_sizes(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what ``fabric run`` tells of the number of ranks, if it was read into a rank's ``environment``."""
+    return {name: environment[size] for name, size in _SIZES.items()} if "LT_CLI_USED" in environment else {}
 
 
 def _by_torchrun(name: str, words: Sequence[str]) -> Started | None:
@@ -122,6 +132,24 @@ def _by_deepspeed(words: Sequence[str]) -> Started | None:
     script, *arguments = names[place:]
     flag = [] if "--no_local_rank" in words else [f"--local_rank={_LOCAL_RANK}"]
     return Started("deepspeed", [script, *flag, *arguments], module)
+
+
+def _by_fabric(name: str, words: Sequence[str]) -> Started | None:
+    """Read it without Lightning, which takes long to import. Its options may stand behind the script as well.
+
+    Lightning 2.1 calls it ``lightning run model``.
+    """
+    told = ("accelerator", "strategy", "precision")
+    unused = ("devices", "num-nodes", "node-rank", "main-address", "main-port")  # the cluster says it
+    parser = argparse.ArgumentParser(f"{name} run", add_help=False, allow_abbrev=False)
+    for option in (*told, *unused):
+        parser.add_argument(f"--{option}", f"--{option.replace('-', '_')}")
+    parser.add_argument("script", nargs="?")
+    asked, arguments = parser.parse_known_args(words[words[:1] == ["model"] :])
+    if asked.script is None:
+        return None
+    given = {f"LT_{option.upper()}": value for option in told if (value := getattr(asked, option)) is not None}
+    return Started(f"{name} run", [asked.script, *arguments], environment={"LT_CLI_USED": "1"} | given)
 
 
 def _read(name: str, asked: Any, flag: Sequence[str]) -> Started | None:

@@ -18,6 +18,7 @@ from torch.utils import _foreach_utils
 
 from foretrain.device import Device, kernel_costs
 from foretrain.device.kernel_costs import KernelCosts
+from foretrain.launch.launchers import told_sizes
 from foretrain.live.device import (
     checkpoints,
     child_processes,
@@ -111,6 +112,7 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
         SimulationEnded: the executor has ended the simulation.
     """
     os.environ.update(settings.environment(rank))
+    os.environ.update(told_sizes(os.environ))
     commands.on_path(_commands(settings), os.environ)
     os.register_at_fork(after_in_child=lambda: _leave_log(device, socket))
     torch.set_num_threads(1)

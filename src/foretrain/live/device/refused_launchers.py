@@ -16,7 +16,7 @@ from typing import Final
 from foretrain.launch import LAUNCHER_MODULES, launched
 from foretrain.live.device import commands
 
-_NAMES: Final = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
+_NAMES: Final = ("torchrun", "accelerate", "accelerate-launch", "deepspeed", "fabric", "lightning")
 _PYTHONS: Final = ("python", "python3")
 """Commands that launch by ``-m`` and a module."""
 _NOTE: Final = "refused"

@@ -95,9 +95,27 @@ class Steps:
         if not device.capturing():
             self._made_one(_NONE, (_NONE,))
 
-    def _steps(self, optimizer: Optimizer, *_: Any) -> None:
+    def _steps(self, optimizer: Optimizer, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Begin a step; a closure that it is given, e.g. by Lightning, makes passes, which are none of the update."""
         if self.done == self._wanted:  # a bare except of the script has kept it from ending
             raise script.Enough
+        self._begin_update(optimizer)
+        closure = named.get("closure", next(iter(arguments[1:]), None))
+        if not callable(closure):
+            return None
+
+        @wraps(closure)
+        def passes() -> Any:
+            self._end_update()
+            loss = closure()
+            self._begin_update(optimizer)
+            return loss
+
+        if "closure" in named:
+            return arguments, named | {"closure": passes}
+        return (arguments[0], passes, *arguments[2:]), named
+
+    def _begin_update(self, optimizer: Optimizer) -> None:
         device = self._device
         parameters = [tensor for group in optimizer.param_groups for tensor in group["params"]]
         gradients = [tensor.grad for tensor in parameters if tensor.grad is not None]
@@ -112,12 +130,16 @@ class Steps:
         if self._host is not None:
             self._host.begin([local_part(tensor) for tensor in parameters if tensor.grad is not None])
 
-    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+    def _end_update(self) -> None:
         device = self._device
         device.set_tag(device.ACTIVATION)
         self._updates.update(dict(enumerate(_more(device.counts()["by_name"], self._before_update))))
         if self._host is not None:
             self._host.end()
+
+    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        self._end_update()
+        device = self._device
         if not device.capturing():
             self._made_one(id(optimizer), self._updating)
         elif not streams.after_replays(optimizer, partial(self._made_one, id(optimizer), self._updating)):
