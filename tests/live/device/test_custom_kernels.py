@@ -311,9 +311,9 @@ def test_tensors_that_a_kernel_loads_and_stores_are_read_from_its_source() -> No
 def test_flash_attention_of_the_hub_has_a_stand_in(tmp_path: Path) -> None:
     (tmp_path / "kernels.py").write_text("def get_kernel(name, **_):\n    return name\n\n\nhas_kernel = get_kernel\n")
     (tmp_path / "train.py").write_text(WITH_HUB + STEP)
-    said = simulate(ONE, tmp_path / "train.py").stderr
+    said = simulate(ONE, tmp_path / "train.py").err
     assert "kernels-community/flash-attn3 is not installed: a stand-in" in said
-    refused = simulate("B200", tmp_path / "train.py", status=1).stderr
+    refused = simulate("B200", tmp_path / "train.py", status=1).err
     assert "flash-attn3: FlashAttention 3 has no kernels for GPUs of capability 10.0" in refused
 
 
