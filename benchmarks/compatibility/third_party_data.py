@@ -5,6 +5,7 @@ Values are random: simulated GPUs compute none. It writes into the working direc
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import json
@@ -170,6 +171,30 @@ _CHAT_TEMPLATE = (
 )
 
 
+def torchtune(model: str) -> None:
+    """Write what torchtune downloads: Llama 3.2 1B with a tokenizer of pairs of bytes, and Alpaca's instructions."""
+    _mend_torchvision()
+    from transformers import LlamaConfig
+
+    _model(
+        model,
+        LlamaConfig(
+            hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+            num_key_value_heads=8, vocab_size=128256, tie_word_embeddings=True,
+        ),
+    )  # fmt: skip
+    single = [bytes([byte]) for byte in range(256)]
+    tokens = [*single, *(one + other for one in single for other in single)]
+    Path(model, "original").mkdir()
+    lines = (f"{base64.b64encode(token).decode()} {rank}" for rank, token in enumerate(tokens))
+    Path(model, "original/tokenizer.model").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    random = np.random.default_rng(1)
+    Path("yahma/alpaca-cleaned").mkdir(parents=True)
+    asked = ({name: " ".join(random.choice(_WORDS, 40)) for name in ("instruction", "output")} for _ in range(2000))
+    lines = (json.dumps({"input": "", **one}) for one in asked)
+    Path("yahma/alpaca-cleaned/train.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def wikitext(model: str) -> None:
     """Write what DeepSpeed's first tutorial downloads: texts, and a tokenizer."""
     for split in ("train", "test"):
@@ -285,7 +310,9 @@ def _model(folder: str, config: Any, kind: str = "CausalLM") -> None:
 
     with torch.device("meta"):
         made = getattr(transformers, f"AutoModelFor{kind}").from_config(config)
-    made.to_empty(device="cpu").bfloat16().save_pretrained(folder)
+    made = made.to_empty(device="cpu").bfloat16()
+    made.tie_weights()  # which the empty ones are not
+    made.save_pretrained(folder)
 
 
 def images(folder: str, classes: int = 10, each: int = 80, size: int = 256, validation: str = "validation") -> None:
@@ -511,6 +538,7 @@ KINDS = {
     "picotron": picotron,
     "tiktoken_gpt2": tiktoken_gpt2,
     "tokenizer": tokenizer,
+    "torchtune": torchtune,
     "wikitext": wikitext,
     "wikitext2": wikitext2,
     "yolo": yolo,

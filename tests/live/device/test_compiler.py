@@ -176,3 +176,14 @@ def test_a_block_mask_costs_what_it_does_traced_and_is_as_good() -> None:
     with pytest.raises(ValueError, match="no mask"):
         torch.compile(create_block_mask)(wrong, 1, 1, 128, 128, device="cuda")
     assert taken(torch.compile(create_block_mask)) == ours
+
+
+@on_gpus()
+def test_questions_to_the_gpu_are_answered_while_tracing() -> None:
+    def scaled(x):
+        if not torch.cuda.is_available():
+            return x
+        processors = torch.cuda.get_device_properties("cuda").multi_processor_count
+        return x * processors * torch.cuda.get_device_capability()[0]
+
+    assert torch.compile(scaled, fullgraph=True)(torch.ones(2, device="cuda")).tolist() == [132 * 9, 132 * 9]

@@ -66,6 +66,49 @@ torch.optim.SGD([weight]).step()
 """
 
 
+WITH_HUB = """
+import torch
+from kernels import get_kernel, has_kernel
+
+assert get_kernel("kernels-community/activation") == "kernels-community/activation"
+flash = get_kernel("kernels-community/flash-attn3", version=1).flash_attn_interface
+assert has_kernel("kernels-community/flash-attn3")
+second = get_kernel("kernels-community/flash-attn2")
+
+
+def took(call):
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    made = call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end), made
+
+
+half = {"device": "cuda", "dtype": torch.bfloat16, "requires_grad": True}
+q, k = (torch.randn(2, 4096, heads, 128, **half) for heads in (32, 8))
+full, out = took(lambda: flash.flash_attn_func(q, k, k, causal=True))
+backward, _ = took(lambda: out.sum().backward())
+assert q.grad.shape == out.shape == q.shape and k.grad.shape == k.shape
+assert 1.7 < took(lambda: second.flash_attn_func(q, k, k, causal=True))[0] / full < 1.8  # measured on Hopper
+assert 2 * full < backward < 4 * full  # 2.5 times to do
+bounds = torch.tensor([0, 4096, 8192], dtype=torch.int32, device="cuda")
+rows = [one.detach().flatten(0, 1) for one in (q, k, k)]
+
+
+def packed(window):
+    lengths = {"max_seqlen_q": 4096, "max_seqlen_k": 4096, "cu_seqlens_q": bounds, "cu_seqlens_k": bounds}
+    return flash.flash_attn_varlen_func(*rows, causal=True, window_size=window, **lengths)
+
+
+compiled = torch.compile(packed, fullgraph=True)
+assert compiled((-1, -1)).shape == (8192, 32, 128)
+assert took(lambda: packed((-1, -1)))[0] == full
+assert full <= took(lambda: compiled((-1, -1)))[0] < 1.05 * full
+near, _ = took(lambda: packed((255, 0)))
+assert near < full / 3
+"""
+
 LIGER = {
     "rms_norm": """
 @triton.jit
@@ -263,6 +306,15 @@ def test_tensors_that_a_kernel_loads_and_stores_are_read_from_its_source() -> No
     assert (written & pointers) == {"out_ptr", "lock_ptr", "other_ptr"}
     assert accesses(len) == (None, None)
     assert tl is helper
+
+
+def test_flash_attention_of_the_hub_has_a_stand_in(tmp_path: Path) -> None:
+    (tmp_path / "kernels.py").write_text("def get_kernel(name, **_):\n    return name\n\n\nhas_kernel = get_kernel\n")
+    (tmp_path / "train.py").write_text(WITH_HUB + STEP)
+    said = simulate(ONE, tmp_path / "train.py").err
+    assert "kernels-community/flash-attn3 is not installed: a stand-in" in said
+    refused = simulate("B200", tmp_path / "train.py", status=1).err
+    assert "flash-attn3: FlashAttention 3 has no kernels for GPUs of capability 10.0" in refused
 
 
 @on_gpus(cluster=ONE, says="transformer_engine is not installed: a stand-in")

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from foretrain.live.device import put
+from foretrain.live.device import change_after_import, put
 from foretrain.live.device.script import script_line
 
 Charge = Callable[[int], tuple[int, int]]
@@ -64,6 +64,18 @@ def install(device: ModuleType) -> None:
 
     put(torch, compile=compiled)
     put(torch.nn.Module, compile=compile_module)
+    change_after_import({"torch._dynamo.variables.torch": _fold_questions})
+
+
+def _fold_questions(dynamo: ModuleType) -> None:
+    """Let Dynamo ask the GPU while it traces, as it does with PyTorch's own functions, which it knows by identity."""
+    from torch._dynamo.utils import common_constant_types  # which ``dynamo`` has imported
+
+    common_constant_types.add(torch.cuda._CudaDeviceProperties)
+    for name in ("get_device_properties", "get_device_capability", "is_available"):
+        question = getattr(torch.cuda, name)
+        question._dynamo_marked_constant = True  # where Dynamo takes it for the script's own
+        dynamo.constant_fold_functions[question] = None
 
 
 def _creates_block_mask(function: Any) -> bool:

@@ -27,6 +27,7 @@ from foretrain.live.device import (
     compiler,
     cuda,
     custom_kernels,
+    hub_kernels,
     mpi,
     nvidia_smi,
     nvrtc_kernels,
@@ -144,6 +145,8 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
     child_processes.install_launcher_guard(warn)
     compiler.set_charge(prices.fused)
     stand_ins.install(settings.stand_ins, partial(_tell_stand_in, device, settings))
+    if "flash_attn" in settings.stand_ins:
+        hub_kernels.install(partial(_tell_stand_in, device, settings))
     # What is measured is charged already.
     host = None if settings.measured_host else HostOptimizerStep(device.spend, warn)
     routers = None
