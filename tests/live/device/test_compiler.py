@@ -133,6 +133,30 @@ def test_a_kernel_whose_operators_are_skipped_leaves_what_they_would() -> None:
 
 
 @on_gpus()
+def test_graphs_of_sizes_that_are_unknown_are_fused_as_others_are() -> None:
+    def halves(x):
+        blocks = x.float().unflatten(-1, (-1, 16))
+        y = (blocks / blocks.abs().amax(-1, keepdim=True)).flatten(-2)
+        return torch.cat((y[..., ::2] + y[..., 1::2], y[..., ::2]), -1).to(x.dtype)
+
+    def times(call):
+        found = []
+        for columns in (4096, 6144, 8192):
+            x = torch.empty(2048, columns, device="cuda", dtype=torch.bfloat16)
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            call(x)
+            torch.cuda.synchronize()
+            begin.record()
+            call(x)
+            end.record()
+            torch.cuda.synchronize()
+            found.append(begin.elapsed_time(end))
+        return found
+
+    assert times(torch.compile(halves, dynamic=True)) == times(torch.compile(halves, dynamic=False))
+
+
+@on_gpus()
 def test_a_block_mask_costs_what_it_does_traced_and_is_as_good() -> None:
     import pytest
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention

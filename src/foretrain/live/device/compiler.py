@@ -346,8 +346,10 @@ def _fusible(node: fx.Node) -> bool:
 
 
 def is_free(node: fx.Node) -> bool:
-    """Return whether the node costs nothing: views, and Python's own operators on tuples."""
+    """Return whether the node costs nothing: views, Python's own operators on tuples, and sizes."""
     target = node.target
+    if isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool):
+        return True
     if not isinstance(target, torch._ops.OpOverload):
         return getattr(target, "__name__", "") == "getitem"
     return target.is_view or target is torch.ops.aten.reshape.default
