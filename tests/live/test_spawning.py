@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -90,3 +91,27 @@ def test_processes_of_the_scripts_own_are_refused_a_gpu_and_left_alone_without(m
         assert re.search(r"multiprocessing.Process: '.*script.py:\d+' starts a process that uses a GPU", ended.err)
     told = "a process that the script started was refused, see its error" in ended.err
     assert told == (work != "prepare")
+
+
+def test_a_script_that_calls_deepspeeds_launcher_runs_what_it_would_launch(tmp_path: Path) -> None:
+    package = tmp_path / "deepspeed/launcher"  # as DeepSpeed's, whose launcher starts processes
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    (package / "runner.py").write_text("def main(args=None):\n    raise RuntimeError('starts processes')\n")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, sys, torch\nprint(__name__, os.environ['RANK'], sys.argv[1:])\n"
+        "weight = torch.nn.Parameter(torch.ones(4, device='cuda'))\nweight.sum().backward()\n"
+        "torch.optim.SGD([weight]).step()\n"
+    )
+    launcher = tmp_path / "launch.py"
+    launcher.write_text(
+        "from deepspeed.launcher.runner import main\n"
+        f"main(['--num_gpus', '3', {str(script)!r}, '--lr', '1'])\nprint('end')\n"
+    )
+    ended = simulate(THREE, launcher, options=("--live", "all"))
+    for rank in range(3):
+        assert f"__main__ {rank} ['--local_rank={rank}', '--lr', '1']" in ended.out
+    assert ended.out.count("end\n") == 3
+    assert ended.err.count("train.py runs in place of DeepSpeed's launcher") == 1

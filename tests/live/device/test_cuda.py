@@ -328,3 +328,19 @@ def test_several_steps_in_one_graph_are_taken_for_one_and_said_so() -> None:
             optimizer.step()
     for _ in range(3):
         graph.replay()
+
+
+@on_gpus()
+def test_tensor_types_of_old_make_tensors_and_say_what_is_one() -> None:
+    assert torch.cuda.LongTensor([1, 2]).tolist() == [1, 2]
+    made = [torch.cuda.HalfTensor(2, 3), torch.cuda.HalfTensor(torch.Size([2, 3])), torch.cuda.HalfTensor()]
+    assert [(one.shape, one.type()) for one in made] == [
+        (size, "torch.cuda.HalfTensor") for size in ((2, 3), (2, 3), (0,))
+    ]
+    moved = torch.ones(3).type(torch.cuda.HalfTensor)
+    assert isinstance(moved, torch.cuda.HalfTensor)
+    assert not isinstance(moved, torch.cuda.FloatTensor)
+    torch.set_default_tensor_type("torch.cuda.FloatTensor")
+    assert torch.ones(2).is_cuda
+    torch.set_default_tensor_type(torch.FloatTensor)
+    assert not torch.ones(2).is_cuda

@@ -519,6 +519,22 @@ def test_lamb_of_apex_reads_and_writes_what_the_library_does() -> None:
     assert 0.5 < moved / took / 3.35e12 < 1
 
 
+@on_gpus(cluster=ONE)
+def test_lists_of_tensors_go_through_apex_in_one_call() -> None:
+    import importlib
+
+    import amp_C
+    from apex.multi_tensor_apply import multi_tensor_applier
+
+    lists = [[torch.full((2, 2), value, device="cuda") for value in (1.0, 2.0)]]
+    flag = torch.cuda.IntTensor([0])
+    total, each = multi_tensor_applier(amp_C.multi_tensor_l2norm, flag, lists, True)
+    assert (total.shape, each.shape) == ((1,), (2,))
+    assert multi_tensor_applier(amp_C.multi_tensor_l2norm, flag, lists, False)[1].shape == (0,)
+    multi_tensor_applier(amp_C.multi_tensor_scale, flag, [*lists, *lists], 0.5)
+    importlib.import_module("fused_layer_norm_cuda")
+
+
 def test_installed_packages_do_without_apex_wherever_they_lie(tmp_path: Path) -> None:
     packages = tmp_path / "packages"  # as pip install --target makes it
     (packages / "fast-1.0.dist-info").mkdir(parents=True)
@@ -753,6 +769,36 @@ def test_scans_of_mamba_take_the_time_of_what_their_kernels_move() -> None:
     out, last = selective_scan_fn(u, u, torch.randn(inner, 16, device="cuda"), u, u, return_last_state=True)
     assert (out.shape, last.shape) == (u.shape, (1, inner, 16))
     assert RMSNorm(inner, device="cuda")(out.transpose(1, 2), z=out.transpose(1, 2)).shape == (1, length, inner)
+
+
+@on_gpus(cluster=ONE)
+def test_mambas_layer_and_its_scan_position_by_position() -> None:
+    from mamba_ssm.ops.selective_scan_interface import mamba_inner_fn, selective_scan_ref
+
+    batch, channels, state, length, rank = 2, 4, 3, 5, 2
+    u, keys = torch.ones(batch, channels, length), torch.ones(batch, state, length)  # on the CPU it has values
+    out, last = selective_scan_ref(u, u, u.new_zeros(channels, state), keys, keys, return_last_state=True)
+    assert out[1, 1].tolist() == [state * (1 + position) for position in range(length)]  # nothing decays
+    assert last.shape == (batch, channels, state)
+    grouped = selective_scan_ref(u, u, u.new_zeros(channels, state), keys[:, None], keys[:, None])
+    assert torch.equal(out, grouped)
+
+    def weight(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device="cuda", requires_grad=True)
+
+    weights = (
+        weight(channels, 1, 4),
+        None,
+        weight(rank + 2 * state, channels),
+        weight(channels, rank),
+        weight(6, channels),
+    )
+    made = mamba_inner_fn(
+        weight(batch, 2 * channels, length), *weights, None, weight(channels, state), D=weight(channels)
+    )
+    made.sum().backward()
+    assert made.shape == (batch, length, 6)
+    assert all(one.grad is not None for one in weights if one is not None)
 
 
 def compiling():

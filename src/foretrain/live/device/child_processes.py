@@ -1,7 +1,8 @@
 """Processes that a script starts itself: ``torch.multiprocessing.spawn``, DataLoader's workers, and others.
 
 A simulation has started one process for each rank already, and each of them runs the script from its beginning. So
-where the script would ``spawn`` a process for each GPU of its server, a rank becomes the one of its own GPU.
+where the script would ``spawn`` a process for each GPU of its server, a rank becomes the one of its own GPU. Where it
+calls DeepSpeed's launcher, a rank runs the script that would be launched.
 
 All other processes that the script starts are interpreters without a simulated GPU (or, forked, with one whose log
 nobody reads). Those that prepare data need none, and no rank's clock counts their work. They are forked unless the
@@ -18,6 +19,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
+from types import ModuleType
 from typing import Any, NoReturn
 
 import torch.multiprocessing
@@ -25,9 +27,11 @@ from torch.utils.data import DataLoader
 
 from foretrain.errors import ConfigError
 from foretrain.launch import launched
+from foretrain.launch.launchers import started, with_local_rank
+from foretrain.launch.worker import run_as_main
 from foretrain.live.device import change_after_import, put
 from foretrain.live.device.refused_launchers import note_refusal
-from foretrain.live.device.script import script_line
+from foretrain.live.device.script import first_to_say, script_line
 from foretrain.live.device.settings import RankSettings
 
 _LIBRARIES = ("torch.", "multiprocessing.", "concurrent.")
@@ -194,6 +198,30 @@ def install_spawn(settings: RankSettings, rank: int) -> None:
     # `torch.multiprocessing.spawn` is the function, which hides the module of the same name.
     for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
         put(module, spawn=start_processes, start_processes=start_processes)
+
+
+def install_deepspeed_launcher(settings: RankSettings) -> None:
+    """Make DeepSpeed's launcher, where the script calls it, run the script that it would start, in this process."""
+
+    def change(module: ModuleType) -> None:
+        launch = module.main
+
+        def main(args: Sequence[str] | None = None) -> None:
+            words = sys.argv[1:] if args is None else args
+            # The autotuner starts many jobs, one after the other.
+            found = None if "--autotuning" in words else started(["deepspeed", *words])
+            if found is None:
+                launch(args)
+                return
+            text = f"foretrain: {found.script[0]} runs in place of DeepSpeed's launcher, on the cluster's ranks\n"
+            if first_to_say(text, settings):
+                sys.stderr.write(text)
+            script, *arguments = found.script
+            run_as_main(script, with_local_rank(arguments, os.environ["LOCAL_RANK"]), module=found.module)
+
+        put(module, main=main)
+
+    change_after_import({"deepspeed.launcher.runner": change})
 
 
 def install_data_loader(warn: Callable[[str], None]) -> None:

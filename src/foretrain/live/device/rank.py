@@ -40,6 +40,7 @@ from foretrain.live.device import (
     represented,
     script,
     stand_ins,
+    tensor_types,
     torchvision_operators,
     triton_kernels,
 )
@@ -95,6 +96,7 @@ def activate(device: ModuleType, settings: RankSettings) -> None:
     torchvision_operators.install()
     triton_kernels.install()
     nvrtc_kernels.install()
+    tensor_types.install()
     represented.install_checkpoints(settings.folded)
     checkpoints.install(device)
     operator_cost.share(gpu)
@@ -137,6 +139,7 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
     with preload.following():
         clocks.install(device.host, device.spend)
         child_processes.install_spawn(settings, rank)
+        child_processes.install_deepspeed_launcher(settings)
         custom_kernels.install_extensions(costs, warn)
     child_processes.install_data_loader(warn)
     mpi.install(partial(process_groups.shared_store, settings.store, settings.folded))

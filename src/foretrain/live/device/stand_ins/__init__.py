@@ -41,7 +41,7 @@ VERSIONS = {
     "triton": "3.7.1",
 }
 """The libraries, and the versions whose interfaces the stand-ins have."""
-_EXTENSIONS = {"fused_weight_gradient_mlp_cuda": "apex"}
+_EXTENSIONS = dict.fromkeys(("amp_C", "fused_layer_norm_cuda", "fused_weight_gradient_mlp_cuda"), "apex")
 """Modules that stand beside their library."""
 _OPTIONAL = frozenset({"apex", *_EXTENSIONS, "transformer_engine"})
 """Libraries that installed packages do without."""

@@ -1,4 +1,4 @@
-"""Apex: fused norms and optimizers, and data parallelism; each takes the time of what PyTorch has of it."""
+"""Apex: fused norms, optimizers, lists of tensors, data parallelism; each takes the time of what PyTorch has of it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from foretrain.live.device import change_after_import
 from foretrain.live.device.custom_kernels import launch
 from foretrain.live.device.stand_ins import submodule
 
@@ -133,6 +134,19 @@ def _called_by_apply(forward: Callable[..., torch.Tensor]) -> SimpleNamespace:
     return SimpleNamespace(forward=forward, apply=lambda *args: forward(None, *args))
 
 
+class MultiTensorApply:
+    """Calls a function of ``amp_C``, which is one launch for lists of tensors."""
+
+    available = True
+
+    def __init__(self, chunk_size: int) -> None:
+        self.chunk_size = chunk_size
+
+    def __call__(self, op: Callable[..., Any], noop_flag_buffer: Any, tensor_lists: Any, *args: Any) -> Any:
+        """Return what the function returns."""
+        return op(self.chunk_size, noop_flag_buffer, tensor_lists, *args)
+
+
 class DistributedDataParallel(torch.nn.parallel.DistributedDataParallel):
     """DistributedDataParallel of this process's GPU."""
 
@@ -155,9 +169,12 @@ submodule(
     FusedLayerNormAffineFunction=_called_by_apply(_affine_layer_norm),
 )
 submodule(f"{__name__}.contrib.layer_norm.layer_norm", FastLayerNormFN=_called_by_apply(_fast_layer_norm))
+submodule(f"{__name__}.multi_tensor_apply", MultiTensorApply, multi_tensor_applier=MultiTensorApply(2048 * 32))
 submodule(
     f"{__name__}.parallel",
     DistributedDataParallel,
     torch.nn.SyncBatchNorm,
     convert_syncbn_model=torch.nn.SyncBatchNorm.convert_sync_batchnorm,
 )
+# DeepSpeed takes Apex's optimizers for ZeRO where it finds them; as an installed package it does not find these.
+change_after_import({"deepspeed.runtime.zero.utils": lambda module: module.ZERO_SUPPORTED_OPTIMIZERS.append(FusedAdam)})

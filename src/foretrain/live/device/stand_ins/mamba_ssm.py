@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from foretrain.live.device.custom_kernels import Like, fused
 from foretrain.live.device.stand_ins import submodule
+from foretrain.live.device.stand_ins.causal_conv1d import causal_conv1d_fn
 
 __version__ = "2.3.0"
 
@@ -110,6 +111,66 @@ def selective_scan_fn(
     return fused("mamba_ssm::selective_scan", inputs, Like(u), Like(u, (*u.shape[:2], A.shape[1]), torch.float32))
 
 
+def selective_scan_ref(
+    u: Tensor,  # (batch, channels, length)
+    delta: Tensor,  # as u
+    A: Tensor,  # (channels, state)
+    B: Tensor,  # (batch, state, length) or (batch, groups, state, length)
+    C: Tensor,  # as B
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    delta_softplus: bool = False,
+    return_last_state: bool = False,
+) -> Any:
+    """Return what `selective_scan_fn` does, by PyTorch's operators, position by position, as the library has it."""
+    delta = delta.float() if delta_bias is None else delta.float() + delta_bias[:, None].float()
+    delta = functional.softplus(delta) if delta_softplus else delta
+    channels, state = A.shape
+    grouped = (one.float().view(len(one), -1, *one.shape[-2:]) for one in (B, C))
+    into, out_of = (one.repeat_interleave(channels // one.shape[1], 1) for one in grouped)
+    decay = torch.exp(torch.einsum("bdl,dn->bdln", delta, A))
+    added = torch.einsum("bdl,bdnl,bdl->bdln", delta, into, u.float())
+    last, outs = A.new_zeros((u.shape[0], channels, state)), []
+    for position in range(u.shape[2]):
+        last = decay[:, :, position] * last + added[:, :, position]
+        outs.append(torch.einsum("bdn,bdn->bd", last, out_of[..., position]))
+    out = torch.stack(outs, 2)
+    out = out if D is None else out + u * D[:, None]
+    out = (out if z is None else out * functional.silu(z)).to(u.dtype)
+    return (out, last) if return_last_state else out
+
+
+def mamba_inner_fn(
+    xz: Tensor,  # (batch, 2 * channels, length)
+    conv1d_weight: Tensor,  # (channels, 1, positions)
+    conv1d_bias: Tensor | None,
+    x_proj_weight: Tensor,  # (rank + 2 * state, channels)
+    delta_proj_weight: Tensor,  # (channels, rank)
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    A: Tensor,  # (channels, state)
+    B: Tensor | None = None,
+    C: Tensor | None = None,
+    D: Tensor | None = None,
+    delta_bias: Tensor | None = None,
+    B_proj_bias: Tensor | None = None,
+    C_proj_bias: Tensor | None = None,
+    delta_softplus: bool = True,
+    **_: Any,
+) -> Tensor:
+    """Return a layer of Mamba between its first product and its last, which is in it: (batch, length, out)."""
+    state, rank = A.shape[1], delta_proj_weight.shape[1]
+    x, z = xz.chunk(2, 1)
+    x = causal_conv1d_fn(x, conv1d_weight[:, 0], conv1d_bias, activation="silu")
+    ranks, keys, queries = functional.linear(x.mT, x_proj_weight).split((rank, state, state), -1)
+    delta = (ranks @ delta_proj_weight.t()).mT
+    into = (keys if B_proj_bias is None else keys + B_proj_bias).mT.contiguous() if B is None else B
+    out_of = (queries if C_proj_bias is None else queries + C_proj_bias).mT.contiguous() if C is None else C
+    y = selective_scan_fn(x, delta, A, into, out_of, D, z, delta_bias, delta_softplus)
+    return functional.linear(y.mT, out_proj_weight, out_proj_bias)
+
+
 def selective_state_update(state: Tensor, x: Tensor, *tensors: Tensor | None, **named: Any) -> Tensor:
     """Return the scan of one position, and take it into ``state``."""
     others = _given(*tensors, *(one for one in named.values() if isinstance(one, Tensor)))
@@ -155,4 +216,4 @@ class RMSNorm(nn.Module):
 submodule(f"{__name__}.ops.triton.ssd_combined", mamba_chunk_scan_combined, mamba_split_conv1d_scan_combined)
 submodule(f"{__name__}.ops.triton.layernorm_gated", RMSNorm, rmsnorm_fn)
 submodule(f"{__name__}.ops.triton.selective_state_update", selective_state_update)
-submodule(f"{__name__}.ops.selective_scan_interface", selective_scan_fn)
+submodule(f"{__name__}.ops.selective_scan_interface", mamba_inner_fn, selective_scan_fn, selective_scan_ref)
