@@ -255,11 +255,17 @@ def first_error(text: str) -> str:
 
 
 def run(checkouts: Path, only: str, kept: Path = KEPT) -> dict[str, Outcome]:
-    """Simulate the rows whose names begin with ``only``, print and keep each outcome; return all that are kept."""
+    """Simulate the rows whose names begin with ``only``, print and keep each outcome; return all that are kept.
+
+    Ends the program if there are none, or no such folder.
+    """
+    if not checkouts.is_dir():
+        sys.exit(f"--sources: there is no folder '{checkouts}'; name the one that the checkouts are in")
     sources, rows = table()
-    for row in rows:
-        if not row.name.startswith(only):
-            continue
+    wanted = [row for row in rows if row.name.startswith(only)]
+    if not wanted:
+        sys.exit(f"--only: no row begins with '{only}'; they begin with one of {', '.join(sources)}")
+    for row in wanted:
         outcome = outcome_of(row, sources[row.source], checkouts)
         print(_told(row, outcome, sources[row.source]), flush=True)
         outcomes = read_kept(kept)
@@ -306,11 +312,11 @@ def markdown(outcomes: Mapping[str, Outcome]) -> str:
     lines = [
         "# Other people's code",
         "",
-        f"{works} of {len(tried)} commands of public repositories run on simulated GPUs as their README gives them,",
+        f"{works} of {len(tried)} commands of public repositories run on simulated GPUs, as these document them,",
         f"with {', '.join(stacks)}, simulated {when} {', '.join(where)}.",
         f"Commit of foretrain: {', '.join(by)}.{skipped}",
-        "Only what ends them sooner is added (in brackets), and data that they would download is",
-        "random. The step is the forecast of one iteration; the time is that of the whole simulation, beside other",
+        "What is in brackets is added, and ends them sooner or sets what is left open. Data that they would download",
+        "is random. The step is the forecast of one iteration; the time is that of the whole simulation, beside other",
         "processes; live ranks ran as processes, and stand for the others. Nothing is fetched: checkouts lie in a",
         "folder. This page is written by",
         "",

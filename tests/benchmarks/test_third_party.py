@@ -43,6 +43,13 @@ def test_a_row_without_checkout_or_packages_is_skipped_with_what_to_do(tmp_path:
     assert older.skipped == "pip install 'pytest<1'"
 
 
+def test_a_folder_or_a_row_that_there_is_not_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"there is no folder '.*/none'"):
+        third_party.run(tmp_path / "none", "")
+    with pytest.raises(SystemExit, match="no row begins with 'nosuch'; they begin with one of nanoGPT, picotron"):
+        third_party.run(tmp_path, "nosuch")
+
+
 def test_needs_are_what_pip_takes() -> None:
     _, rows = third_party.table()
     needs = {Requirement(need).name for row in rows for need in row.needs}
