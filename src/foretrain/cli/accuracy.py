@@ -26,7 +26,7 @@ from foretrain.files import read_text, write_atomically, write_json
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-HELP = "Add a measured run, or a calibration, to those that forecasts are compared with."
+HELP = "Add a measured run, or a calibration, to those that others gave."
 _REMEDY = "see 'foretrain accuracy add' in the reference of commands for the format"
 _NEEDED = ("command", "cluster", "step_time", "contributor", "source", "software", "date")
 _KEYS = (*_NEEDED, "stack", "memory", "calibration", "notes")
