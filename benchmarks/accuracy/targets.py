@@ -57,7 +57,7 @@ TARGETS = (
 FAMILIES = {
     "mbridge": "since release 26.06 models with experts in MXFP8 run as one CUDA graph, with attention in float8 and"
     " each expert in one kernel, none of which megatron.py does; early releases took longer for the same commands,"
-    " perhaps for their hosts; GPT-OSS and Nemotron 3 Super in MXFP8 are forecast too short, which is not explained,"
+    " perhaps for their hosts; GPT-OSS and Nemotron 3 Super are forecast too short, which is not explained,"
     " but that the publisher names a fault of cuDNN's for one release",
     "neusight": "one run of four; the cause is not known",
     "vtrain-multi": WIDTH_TWO,
