@@ -162,7 +162,7 @@ def test_a_worker_that_closes_is_answered_although_the_server_died_while_it_wrot
             for worker in team:
                 worker.until(lambda worker=worker: closed(worker))
                 worker.connection.send(Header(FrameKind.BYE))
-            team[1].until(lambda: not list(tmp_path.rglob("*.shard")))
+            team[1].until(lambda: not any(tmp_path.iterdir()))  # the job's folder goes with its last snapshot
             assert service.failure is None
 
 
