@@ -25,8 +25,8 @@ from summary import (
     contributors,
     families,
     is_fsdp,
+    keys,
     layouts,
-    mean_absolute,
     measurements,
     rankings,
 )
@@ -45,7 +45,7 @@ PREFACE = """# Forecasts against measurements
 `benchmarks/accuracy.py` simulates published training runs with `foretrain simulate`, as anybody would: the script is
 plain PyTorch, the GPUs and the network are those of the publication, ranks of a kind are folded. Each run here is of
 two steps, of which the second counts. Forecast ÷ measured − 1 is the error. These are {count} of the {possible}
-published runs that a script here can repeat, all that have been simulated so far; of the incomplete families {missing}.
+published runs that a script here can repeat{missing}.
 Of {computed_possible} more runs, whose times another model computed (vtrain-single, below), {computed_count} have been
 simulated. {left_count} others fit no script (see the end of this page).
 
@@ -297,9 +297,10 @@ def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, flo
     left += contributed()[1]
     possible = Counter(row.family for row in published if row.family not in COMPUTED)
     done = Counter(one.family for one in good)
-    missing = ", ".join(
+    incomplete = [
         f"{done[family]} of {count} of {family}" for family, count in possible.items() if done[family] < count
-    )
+    ]
+    missing = f", all that have been simulated so far; of the incomplete families {', '.join(incomplete)}"
     factors = [
         [f"{stack}, {device}", f"{stack_factor(preset(device), stack):.3f}", ", ".join(names)]
         for (device, stack), names in ANCHORS.items()
@@ -311,14 +312,15 @@ def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, flo
     shown = [one for one in good if one.family in ("torchtitan", "fmsfsdp")]
     ranked = [[name, f"{value:.3f}"] for name, value in sorted(rankings(good).items())]
     fsdp = [one for one in good if is_fsdp(one, rows)]
+    unfitted = keys([one for one in good if one.id not in FITTED], rows)
     inexact = sum(not one.exact for one in good)
     widths = {group(one): width(replace(one, spread=0.0)) for one in good}
     widest = max(widths, key=lambda name: widths[name])
     text = PREFACE.format(
         count=len(good),
         fsdp_max=max((abs(one.error) for one in fsdp), default=math.nan),
-        fsdp_unfitted=mean_absolute([one.error for one in fsdp if one.id not in FITTED]),
-        unfitted=mean_absolute([one.error for one in good if one.id not in FITTED]),
+        fsdp_unfitted=unfitted["torchtitan_fsdp_error_mean"],
+        unfitted=unfitted["all_error_mean"],
         provenance=table(PROVENANCE_HEAD, by_provenance(good)),
         folds=table(FOLDS_HEAD, folds(good)),
         extrapolated=sum(one.extrapolated for one in good),
@@ -328,7 +330,7 @@ def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, flo
         computed_possible=len(published) - possible.total(),
         left_count=len(left),
         left=table(("family: why", "runs"), _left(left)),
-        targets=table(TARGETS_HEAD, targets(good, possible.total(), results)),
+        targets=table(TARGETS_HEAD, targets(good, possible.total(), results, unfitted)),
         checked=checked(good, rows),
         narrow=NARROW.format(count=inexact) if inexact else "",
         unseen=forecast_range(preset("H100"), "eager", across=True),

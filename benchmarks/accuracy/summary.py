@@ -137,7 +137,7 @@ def calibrations(path: Path = CONTRIBUTED) -> list[list[str]]:
 
 def report(found: Sequence[Outcome], rows: dict[str, Row]) -> dict[str, float]:
     """Prints the table of families; returns the keys of the last line."""
-    from trust import FEW, FOLDS_HEAD, PROVENANCE_HEAD, by_provenance, coverage, folds, notation
+    from trust import FEW, FOLDS_HEAD, PROVENANCE_HEAD, by_provenance, folds, notation
 
     good = measurements(found)
     show([list(HEAD), *families(good)])
@@ -149,25 +149,31 @@ def report(found: Sequence[Outcome], rows: dict[str, Row]) -> dict[str, float]:
     failed = [one for one in found if one.failure]
     for one in failed:
         print(f"no forecast of {one.id}: {one.failure}")
-    ranks = rankings(good)
-    for name, value in sorted(ranks.items()):
+    for name, value in sorted(rankings(good).items()):
         print(f"ranking of configurations of {name}: {value:.3f}")
     if len(good) > FEW:
         show([list(PROVENANCE_HEAD), *by_provenance(good)])
         show([list(FOLDS_HEAD), *folds(good)])
         print("\nranges that hold 95 % of measurements, for foretrain/device/stacks.toml:", *notation(good), sep="\n  ")
-    memory = [one.memory_error for one in good if one.memory_error is not None]
-    by_family = {one.family: [other.error for other in good if other.family == one.family] for one in good}
+    return keys(good, rows)
+
+
+def keys(found: Sequence[Outcome], rows: dict[str, Row]) -> dict[str, float]:
+    """The keys of the last line, of runs that were measured and have a forecast."""
+    from trust import coverage
+
+    memory = [one.memory_error for one in found if one.memory_error is not None]
+    by_family = {one.family: [other.error for other in found if other.family == one.family] for one in found}
     return {
-        "all_error_mean": mean_absolute([one.error for one in good]),
+        "all_error_mean": mean_absolute([one.error for one in found]),
         "family_error_worst": max(map(mean_absolute, by_family.values()), default=math.nan),
-        "torchtitan_fsdp_error_mean": mean_absolute([one.error for one in good if is_fsdp(one, rows)]),
-        "torchtitan_error_mean": mean_absolute([one.error for one in good if one.family == "torchtitan"]),
-        "context_error_max": max((abs(one.error) for one in good if "--cp" in rows[one.id].argv), default=math.nan),
-        "spearman_min": min(ranks.values(), default=math.nan),
+        "torchtitan_fsdp_error_mean": mean_absolute([one.error for one in found if is_fsdp(one, rows)]),
+        "torchtitan_error_mean": mean_absolute([one.error for one in found if one.family == "torchtitan"]),
+        "context_error_max": max((abs(one.error) for one in found if "--cp" in rows[one.id].argv), default=math.nan),
+        "spearman_min": min(rankings(found).values(), default=math.nan),
         "memory_error_mean": mean_absolute(memory),
         "memory_error_max": max(map(abs, memory), default=math.nan),
-        "interval_coverage": coverage(good),
+        "interval_coverage": coverage(found),
     }
 
 
