@@ -232,8 +232,9 @@ def test_an_incomplete_lab_is_reported_and_rebuilt_or_removed(name):
     assert remove(name) == ()
 
 
-@pytest.mark.parametrize("step", ["_create", "_configure", "_apply"])
+@pytest.mark.parametrize("step", ["_create", "_configure", "_apply", "_await_links", "flows_of"])
 def test_an_interrupted_up_leaves_nothing_behind(name, step, monkeypatch):
+    """The last step is that of the ``with`` statement."""
     real = getattr(network, step)
 
     def interrupted(*arguments, **options):
@@ -241,8 +242,8 @@ def test_an_interrupted_up_leaves_nothing_behind(name, step, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(network, step, interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        Lab.up(name, 2, "1Gbps")
+    with pytest.raises(KeyboardInterrupt), Lab.up(name, 2, "1Gbps"):
+        raise AssertionError("the block has begun")
     assert name not in labs()
 
 

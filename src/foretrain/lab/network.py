@@ -222,12 +222,21 @@ class Lab:
         return remove(self.name, kill=kill)
 
     def __enter__(self) -> Lab:
+        try:
+            self._own_flows()
+        except BaseException:
+            # A signal may come here, and then nobody calls __exit__.
+            self.__exit__()
+            raise
+        return self
+
+    def _own_flows(self) -> None:
+        """Let background flows end with this process."""
         if flows := flows_of(_namespaces(self.name)):
             with _exclusive(self.name):
                 end(lambda: senders(_namespaces(self.name)))
                 total = flows[0].rate * len(sources_of(self.name))
                 start_senders(self.name, self.hosts[flows[0].host], total, owner=os.getpid())
-        return self
 
     def __exit__(self, *_: object) -> None:
         for process in self.down():
