@@ -27,6 +27,7 @@ def test_what_is_not_simulated_is_named_with_a_remedy() -> None:
     large = torch.ones(1 << 20, dtype=torch.int64, device="cuda")
     runtime = torch.cuda.cudart()
     torch.library.define("mylib::shapeless", "(Tensor x) -> Tensor")
+    per_channel = (large.view(8, -1).float(), *torch.ones(2, 8, device="cuda"), 0, torch.qint8)
     for words, call in (
         ("no property 'cluster_size'; it has: name, major", lambda: torch.cuda.get_device_properties(0).cluster_size),
         (r"cudart\(\): a simulated GPU has no 'cudaMalloc'; it has: cudaError, ", lambda: runtime.cudaMalloc(8)),
@@ -34,6 +35,8 @@ def test_what_is_not_simulated_is_named_with_a_remedy() -> None:
         # In no build; what torch.cuda.tunable.enable() calls is in those with CUDA.
         ("'_cuda_absent': a simulated GPU does not have this", lambda: torch._C._cuda_absent()),
         ("needs the values .* give it its size where it takes one", lambda: torch.repeat_interleave(large)),
+        ("has no sparse tensors, .* use dense tensors", lambda: large.to_sparse()),
+        ("no shape function .* compute it on the host", lambda: torch.quantize_per_channel(*per_channel)),
         ("register one with torch.library.register_fake", lambda: torch.ops.mylib.shapeless(large)),
         ("_symmetric_memory: .* alone; use collectives", lambda: _symmetric_memory.empty(8)),
         ("init_rpc: calls from rank to rank .* are not simulated", lambda: rpc.init_rpc("worker", rank=0)),

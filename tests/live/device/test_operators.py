@@ -201,6 +201,38 @@ def test_operators_of_gpus_alone_train() -> None:
 
 
 @on_gpus()
+def test_operators_train_of_which_pytorch_knows_no_shapes() -> None:
+    from torch.ao.quantization import FakeQuantize, MovingAverageMinMaxObserver
+    from torch.distributions import Beta, Binomial, Dirichlet, Gamma
+
+    large = (2048, 1024)
+    x = torch.rand(large, device="cuda", requires_grad=True)
+    classes = torch.zeros(large, dtype=torch.long, device="cuda")
+    for call in (
+        lambda: Gamma(x, x).rsample(),
+        lambda: Beta(x, x).rsample(),
+        lambda: Dirichlet(x).rsample(),
+        lambda: Binomial(10, x).sample() + x,
+        lambda: torch.logcumsumexp(x, 0),
+        lambda: torch.matrix_exp(x.view(-1, 64, 64)),
+        lambda: FakeQuantize(MovingAverageMinMaxObserver).to("cuda")(x),
+        lambda: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127),
+        lambda: torch.fake_quantize_per_channel_affine(x, x[0].detach(), classes[0].int(), 1, -128, 127),
+        lambda: nn.functional.multi_margin_loss(x, classes[:, 0]),
+        lambda: nn.functional.multilabel_margin_loss(x, classes),
+        lambda: nn.functional.fractional_max_pool3d(x.view(2, -1, 16, 16, 16), 2, output_size=8),
+    ):
+        x.grad = None
+        call().sum().backward()
+        assert x.grad.shape == large
+    # The path without gradients, and without nested tensors.
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(512, 8, batch_first=True), 2).to("cuda").eval()
+    padding = torch.zeros(4, 128, dtype=torch.bool, device="cuda")
+    with torch.no_grad():
+        assert encoder(x.view(-1, 128, 512)[:4], src_key_padding_mask=padding).shape == (4, 128, 512)
+
+
+@on_gpus()
 def test_products_and_convolutions_follow_the_settings_of_tf32_midway() -> None:
     from tests.live.scripts.timing import seconds
 

@@ -1,12 +1,8 @@
-"""CUDA's operators: which have kernels of their own, shape functions that PyTorch lacks, and FlexAttention.
+"""CUDA's operators: which have kernels of their own, and FlexAttention.
 
 The list of operators with CUDA kernels is read from PyTorch's own. An operator that is not registered for the device
 falls apart into smaller ones where PyTorch has a composite kernel for it, e.g. a ``_foreach`` into one operator per
 tensor. That would be another program than the one that a GPU runs.
-
-Shape functions are those of operators that only GPUs have: of fused recurrent cells, of the batch norm whose statistics
-several GPUs share, and of float8 products into a given tensor. Recurrent networks run cell by cell, as on a GPU without
-cuDNN.
 
 FlexAttention is the one kernel that it is compiled to, with the time of attention to as many keys as its mask leaves.
 The list of blocks is a value on the GPU, which does not exist here, so the mask's own function is asked about a sample
@@ -93,77 +89,6 @@ def _entries(text: str) -> Iterator[tuple[str, tuple[frozenset[str], str]]]:
             elif dispatch and line.startswith("    ") and ":" in line:
                 keys.update(key.strip() for key in line.split(":", 1)[0].split(","))
         yield name, (frozenset(keys), delegate)
-
-
-Tensor = torch.Tensor
-
-
-def install_shapes() -> torch.library.Library:
-    """Register shape functions that PyTorch lacks; they live as long as the returned library."""
-    library = torch.library.Library("aten", "IMPL", "Meta")
-    for name, shape in _SHAPES.items():
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "Meta"):
-            library.impl(name, shape)
-    return library
-
-
-def _statistics_of(tensor: Tensor) -> Tensor:
-    """Return one number a channel, in single precision if the input has less."""
-    kind = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
-    return tensor.new_empty(tensor.shape[1], dtype=kind)
-
-
-def _batch_norm_stats(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _statistics_of(x), _statistics_of(x)
-
-
-def _batch_norm_elemt(x: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(x)
-
-
-def _batch_norm_backward_reduce(
-    grad_out: Tensor, x: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor | None, *wanted: bool
-) -> tuple[Tensor | None, ...]:
-    sums, weights, biases = wanted
-    of_weight = weight if weight is not None else mean
-    return (
-        torch.empty_like(mean) if sums else None,
-        torch.empty_like(mean) if sums else None,
-        torch.empty_like(of_weight) if weights else None,
-        torch.empty_like(of_weight) if biases else None,
-    )
-
-
-def _batch_norm_backward_elemt(grad_out: Tensor, x: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(x)
-
-
-def _gru_cell(input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(hx), hx.new_empty(hx.shape[0], 5 * hx.shape[1])
-
-
-def _gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> tuple[Tensor | None, ...]:
-    batch, hidden = grad_hy.shape
-    gates = [workspace.new_empty(batch, 3 * hidden) for _ in range(2)]
-    biases = [workspace.new_empty(3 * hidden) if has_bias else None for _ in range(2)]
-    return *gates, torch.empty_like(grad_hy), *biases
-
-
-def _scaled_product(left: Tensor, right: Tensor, *_: Any, out: Tensor, **__: Any) -> Tensor:
-    return out.resize_(left.shape[0], right.shape[1])
-
-
-_SHAPES: dict[str, Callable[..., Any]] = {
-    "batch_norm_stats": _batch_norm_stats,
-    "batch_norm_gather_stats": _batch_norm_stats,
-    "batch_norm_gather_stats_with_counts": _batch_norm_stats,
-    "batch_norm_elemt": _batch_norm_elemt,
-    "batch_norm_backward_reduce": _batch_norm_backward_reduce,
-    "batch_norm_backward_elemt": _batch_norm_backward_elemt,
-    "_scaled_mm.out": _scaled_product,
-    "_thnn_fused_gru_cell": _gru_cell,
-    "_thnn_fused_gru_cell_backward": _gru_cell_backward,
-}
 
 
 def install_flex(has_values: Callable[[torch.Tensor], bool]) -> None:

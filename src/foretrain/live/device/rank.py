@@ -39,6 +39,7 @@ from foretrain.live.device import (
     refused_launchers,
     represented,
     script,
+    shape_functions,
     stand_ins,
     tensor_types,
     torchvision_operators,
@@ -89,7 +90,7 @@ def activate(device: ModuleType, settings: RankSettings) -> None:
         process_groups.install_stores()
         represented.install(device, settings.world)
     compiler.install(device)
-    _kept.append(operators.install_shapes())
+    _kept.append(shape_functions.install())
     _kept.append(replace_cuda_kernels(torch))
     operators.install_flex(device.has_values)
     _kept.append(custom_kernels.install())

@@ -566,8 +566,9 @@ class Call {
   }
 
   void check_shape_function(bool has) const {
-    TORCH_CHECK_NOT_IMPLEMENTED(has, op_.name, " has no shape function (\"Meta\" kernel), so it cannot run on a simulated GPU; "
-                                "register one with torch.library.register_fake");
+    TORCH_CHECK_NOT_IMPLEMENTED(has, op_.name, " has no shape function (\"Meta\" kernel), so it cannot run on a simulated GPU; ",
+                                op_.name.rfind("aten::", 0) == 0 ? "compute it on the host, e.g. of tensor.cpu()"
+                                                                 : "register one with torch.library.register_fake");
   }
 
   // Asks the operator's shape function, with tensors of device "meta" in place of ours.
@@ -679,7 +680,7 @@ void boxed(const OperatorHandle& handle, DispatchKeySet, Stack* stack) { Call(ha
 
 void refuse_sparse(const OperatorHandle& handle, DispatchKeySet, Stack*) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, handle.schema().name(), ": a simulated GPU has no sparse tensors, whose sizes hang on "
-                              "values; use dense gradients, e.g. sparse=False");
+                              "values; use dense tensors, e.g. an embedding with sparse=False");
 }
 
 torch::Library& library(bool fallback) {
@@ -779,8 +780,10 @@ void install_kernels(const std::vector<std::string>& operators, const std::vecto
   c10::WarningUtils::WarningHandlerGuard quiet(&silence);
   library(true).fallback(kernel());
   static torch::Library sparse(torch::Library::IMPL, "_", DispatchKey::SparseCUDA, __FILE__, __LINE__);
-  sparse.fallback(torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>());
-  for (const auto& name : operators) library(false).impl(name.c_str(), kernel());
+  auto refusal = [] { return torch::CppFunction::makeFromBoxedFunction<&refuse_sparse>(); };
+  sparse.fallback(refusal());
+  for (const auto& name : operators)
+    library(false).impl(name.c_str(), name.rfind("_to_sparse", 0) == 0 ? refusal() : kernel());
 }
 
 }  // namespace foretrain

@@ -241,6 +241,9 @@ std::int64_t attention_backend(const Tensor& query, const Tensor& key, const Ten
 bool no_other_ctc(const Tensor&, const Tensor&, at::IntArrayRef, at::IntArrayRef, std::int64_t) { return false; }
 bool no_other_ctc_tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, std::int64_t) { return false; }
 
+// nn.TransformerEncoder asks it whether to leave padding out, by nested tensors, whose sizes hang on values.
+bool not_left_aligned(const Tensor&, const Tensor&) { return false; }
+
 void record_stream(Tensor& self, at::Stream stream) { device_memory().recordStream(self.storage().data_ptr(), stream); }
 
 }  // namespace
@@ -262,6 +265,7 @@ const std::vector<std::string>& native_operators() {
                                                  "_local_scalar_dense",
                                                  "equal",
                                                  "_fused_sdp_choice",
+                                                 "_nested_tensor_from_mask_left_aligned",
                                                  "_use_cudnn_ctc_loss",
                                                  "_use_miopen_ctc_loss",
                                                  "_use_miopen_ctc_loss.Tensor",
@@ -287,6 +291,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("_local_scalar_dense", TORCH_FN(local_scalar));
   m.impl("equal", TORCH_FN(equal));
   m.impl("_fused_sdp_choice", TORCH_FN(attention_backend));
+  m.impl("_nested_tensor_from_mask_left_aligned", TORCH_FN(not_left_aligned));
   m.impl("_use_cudnn_ctc_loss", TORCH_FN(no_other_ctc));
   m.impl("_use_miopen_ctc_loss", TORCH_FN(no_other_ctc));
   m.impl("_use_miopen_ctc_loss.Tensor", TORCH_FN(no_other_ctc_tensor));
