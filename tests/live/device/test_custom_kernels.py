@@ -12,8 +12,9 @@ pytest.importorskip("torch")
 
 import torch
 from torch import nn
+from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
-from foretrain.live.device.triton_kernels import accesses
+from foretrain.live.device.triton_kernels import accesses, written_of
 from tests.live.command import on_gpus, simulate
 
 ONE = "H100"
@@ -305,6 +306,11 @@ def test_tensors_that_a_kernel_loads_and_stores_are_read_from_its_source() -> No
     assert (read & pointers) == {"q_ptr", "k_ptr", "lock_ptr", "other_ptr"}
     assert (written & pointers) == {"out_ptr", "lock_ptr", "other_ptr"}
     assert accesses(len) == (None, None)
+    tensors = {name: torch.empty(1) for name in sorted(pointers)} | {"n": 3}
+    for wrapped, found in ((kernel, ["lock_ptr", "other_ptr", "out_ptr"]), (len, sorted(pointers))):
+        compiled = type("JITFunction", (), {"fn": staticmethod(wrapped)})()
+        number = kernel_side_table.add_kernel(compiled)  # pyright: ignore[reportArgumentType]
+        assert written_of(number, 0, tensors, {}) == found
     assert tl is helper
 
 

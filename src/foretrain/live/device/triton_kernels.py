@@ -30,6 +30,7 @@ def install() -> None:
             "triton.runtime.autotuner": lambda module: put(module.Autotuner, run=run_first_configuration),
             "triton.runtime.driver": _activate,
             "torch._library.triton": lambda module: put(module, is_wrap_triton_enabled=lambda: False),
+            "torch._higher_order_ops.triton_kernel_wrap": lambda module: put(module, get_mutated_tensors=written_of),
             "torch._functorch.config": lambda module: put(module, decompose_custom_triton_ops=False),
         }
     )
@@ -85,6 +86,21 @@ def launch_triton(function: Callable[..., Any], args: tuple[Any, ...], named: Ma
     # A descriptor of Tensor Memory Access is a tensor with the shape of its blocks.
     tensors = {key: getattr(value, "base", value) for key, value in bound.arguments.items()}
     launch(f"{function.__module__}.{function.__name__}".removeprefix("__main__."), tensors, read, written)
+
+
+def written_of(kernel: int, constants: int, tensors: Mapping[str, Any], _: object) -> list[str]:
+    """Return the names of the tensors that a kernel in a compiled graph stores to.
+
+    PyTorch would let Triton translate the kernel, and count the ways to each argument through the result. There may be
+    so many that it does not come to an end: of kernels with long loops that are unrolled.
+    """
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    function: Any = kernel_side_table.get_kernel(kernel)
+    while hasattr(function, "fn"):  # of autotuners, heuristics and the kernel itself
+        function = function.fn
+    written = accesses(function)[1]
+    return [name for name, value in tensors.items() if torch.is_tensor(value) and (written is None or name in written)]
 
 
 @cache
