@@ -33,12 +33,12 @@ def nanogpt(folder: str) -> None:
         _tokens(_TOKENS).tofile(Path(folder, f"{name}.bin"))
 
 
-def fineweb(folder: str, header: int = 256) -> None:
+def fineweb(folder: str, header: int = 256, millions: int = 24) -> None:
     """Write files of modded-nanogpt: ``header`` int32 (magic number, version, tokens), then tokens as uint16."""
     Path(folder).mkdir(parents=True, exist_ok=True)
-    tokens = _tokens(12 * _TOKENS)
+    tokens = _tokens(millions * 1_000_000)
     tokens[::600] = 50256  # documents begin with it
-    for name in ("train_000001", "val_000000"):
+    for name in ("train_000001", "train_000002", "val_000000"):
         first = np.zeros(header, np.int32)
         first[:3] = 20240520, 1, len(tokens)
         with Path(folder, f"fineweb_{name}.bin").open("wb") as file:
