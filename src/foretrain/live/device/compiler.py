@@ -119,10 +119,13 @@ def _backend(device: ModuleType, replayed: bool) -> Any:
         def compiled(graph: fx.GraphModule, backward: bool) -> Any:
             from torch._functorch._aot_autograd.utils import make_boxed_func
 
+            from foretrain.live.device.in_place import write_in_place
+
             if config._micro_pipeline_tp:
                 from foretrain.live.device.symmetric_memory import pipeline
 
                 pipeline(graph)
+            write_in_place(graph)
             if backward:
                 mark_recomputed(graph, device)
             convert_by_aten(graph)
@@ -135,6 +138,7 @@ def _backend(device: ModuleType, replayed: bool) -> Any:
             partition_fn=min_cut_rematerialization_partition,
             # TorchInductor's own: what is kept for the backward pass and what is fused depends on them.
             decompositions=select_decomp_table(),
+            keep_inference_input_mutations=True,  # as TorchInductor does: in the graph, where they are fused
         )
     return _backends[replayed]
 
@@ -221,12 +225,14 @@ class Results:
 def _skip(run: Sequence[fx.Node]) -> None:
     """Replace the operators of ``run`` by memory for what they leave. Views of that, and of what is read, stay."""
     for node in _written(run):
+        if _writes_argument(node):
+            continue
         with node.graph.inserting_before(node):
             made = node.graph.call_function(Results(node))
         made.meta = node.meta
         node.replace_all_uses_with(made)
     for node in reversed(run):
-        if not node.users:
+        if not node.users and not _writes_argument(node):
             node.graph.erase_node(node)
 
 
@@ -238,7 +244,8 @@ def _only_shapes_matter(run: Sequence[fx.Node]) -> bool:
             small |= {node} if _may_hold(node) else set()
     operators = [node for node in run if not is_free(node)]
     return small.isdisjoint(written) and all(
-        _is_arithmetic(node) and not _counts(node, inside) and (node not in written or _has_shape(node))
+        _writes_argument(node)
+        or (_is_arithmetic(node) and not _counts(node, inside) and (node not in written or _has_shape(node)))
         for node in operators
     )
 
@@ -308,7 +315,9 @@ def mark_recomputed(graph: fx.GraphModule, device: ModuleType) -> None:
     They are those that need no gradient of an output, which AOTAutograd calls tangents. Fusible operators stay as they
     are: their arithmetic does not count.
     """
-    operators = torch._ops.OpOverload, torch._ops.HigherOrderOperator
+    from foretrain.live.device.in_place import InPlace
+
+    operators = torch._ops.OpOverload, torch._ops.HigherOrderOperator, InPlace
     gradients: set[fx.Node] = set()
     again = []
     for node in graph.graph.nodes:
@@ -339,10 +348,21 @@ def _fusible(node: fx.Node) -> bool:
     """Return whether Inductor would generate Triton: pointwise operators, reductions and normalisations."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
+    if _writes_argument(node):
+        return True
     if node.target is torch.ops.aten.scatter.value:  # of a constant into a constant: a comparison, in a loss's gradient
         return True
+    if node.target is torch.ops.aten.var_mean.correction:  # of rows, whose kernel goes on; of channels, another does
+        dims, last = node.args[1], _results(node.all_input_nodes[0])[0].dim() - 1
+        return isinstance(dims, list | tuple) and set(dims) in ({last}, {-1})
     tags, name = node.target.tags, node.target.overloadpacket._qualified_op_name
-    return torch.Tag.pointwise in tags or torch.Tag.reduction in tags or name in _FUSIBLE
+    fusible = name in _FUSIBLE or name.startswith("aten::_foreach_")
+    return fusible or torch.Tag.pointwise in tags or torch.Tag.reduction in tags
+
+
+def _writes_argument(node: fx.Node) -> bool:
+    """Return whether the node leaves its source in an argument of the graph, as the last act of an update in place."""
+    return node.target is torch.ops.aten.copy_.default and node.all_input_nodes[0].op == "placeholder"
 
 
 def is_free(node: fx.Node) -> bool:
@@ -361,9 +381,10 @@ _FUSIBLE_NAMES = (
     *("native_group_norm", "native_group_norm_backward", "native_batch_norm", "native_batch_norm_backward"),
     *("native_dropout", "native_dropout_backward", "nll_loss_forward", "nll_loss_backward"),
     *("silu_backward", "gelu_backward", "sum", "mean", "amax"),
-    *("cat", "clone", "_to_copy", "constant_pad_nd", "slice_backward"),
+    *("cat", "clone", "copy", "_to_copy", "constant_pad_nd", "repeat"),
+    *("slice_backward", "slice_scatter", "select_scatter"),
     *("full", "full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "scalar_tensor", "arange"),
-    *("embedding", "index", "gather"),
+    *("embedding", "index", "_unsafe_index", "gather"),
 )
 _FUSIBLE = {f"aten::{name}" for name in _FUSIBLE_NAMES} | {"prims::convert_element_type", "prims::iota"}
 """Operators that Inductor fuses though they are tagged neither pointwise nor reduction."""
@@ -376,17 +397,25 @@ def boundary(run: Sequence[fx.Node]) -> int:
 
 def _read(run: Sequence[fx.Node]) -> list[fx.Node]:
     inside = set(run)
-    return list(dict.fromkeys(source for node in run for source in node.all_input_nodes if source not in inside))
+    sources = (source for node in run for source in node.all_input_nodes[_writes_argument(node) :])
+    return list(dict.fromkeys(source for source in sources if source not in inside))
 
 
 def _written(run: Sequence[fx.Node]) -> list[fx.Node]:
     inside = set(run)
-    return [node for node in run if not is_free(node) and any(_outside(user, inside) for user in node.users)]
+    computed = [node for node in run if not is_free(node)]
+    return [
+        node
+        for node in computed
+        if any(_outside(user, inside) for user in node.users)
+        or (_writes_argument(node) and node.all_input_nodes[-1] not in inside)
+    ]
 
 
 def _outside(user: fx.Node, inside: set[fx.Node]) -> bool:
     """Return whether a result leaves the run by way of ``user``, perhaps as a view."""
-    return user not in inside or (is_free(user) and any(_outside(next_, inside) for next_ in user.users))
+    left = user not in inside or _writes_argument(user)
+    return left or (is_free(user) and any(_outside(next_, inside) for next_ in user.users))
 
 
 def _bytes(node: fx.Node) -> int:
