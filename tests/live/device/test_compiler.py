@@ -52,6 +52,8 @@ def test_compiled_chains_are_one_kernel_and_products_their_own() -> None:
 
     x = torch.empty(1 << 26, device="cuda")
     assert 18 < taken(chain, x)[0] / taken(torch.compile(chain), x)[0] < 22
+    norm = torch.compile(nn.LayerNorm(1 << 12, device="cuda"))
+    assert 0.99 < taken(norm, x.view(-1, 1 << 12))[0] / taken(torch.clone, x)[0] < 1.05
     a = torch.empty(64, 64, device="cuda")
     eager, compiled = taken(products, a, a)[1], taken(torch.compile(products), a, a)[1]
     replayed = taken(torch.compile(products, mode="reduce-overhead"), a, a)[1]
@@ -63,6 +65,42 @@ def test_compiled_chains_are_one_kernel_and_products_their_own() -> None:
         layers.zero_grad()
         model(torch.randn(64, 256, device="cuda")).square().mean().backward()
         assert all(p.grad.shape == p.shape for p in layers.parameters())
+
+
+@on_gpus()
+def test_updates_in_place_are_written_once_and_copied_nowhere() -> None:
+    def taken(call, *inputs):
+        call(*inputs)
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        call(*inputs)
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end)
+
+    def update(parameter, gradient, count):
+        count.add_(1)
+        parameter.mul_(0.9).add_(gradient * gradient, alpha=-0.1)
+
+    @torch.library.custom_op("mylib::fill_", mutates_args=["out"])
+    def fill_(out: torch.Tensor, x: torch.Tensor) -> None:
+        torch.add(x, 1, out=out)
+
+    def filled(x):
+        out = torch.empty_like(x)
+        fill_(out, x)
+        return out
+
+    a, b = torch.empty(2, 1 << 26, device="cuda")
+    count = torch.zeros((), device="cuda")
+    assert 0.99 < taken(torch.compile(update), a, b, count) / taken(torch.add, a, b) < 1.05
+    assert count.item() == 2
+    assert taken(torch.compile(filled), a) == taken(filled, a)
+    ones = torch.ones(8, device="cuda")
+    assert torch.compile(filled)(ones).tolist() == [2] * 8
+    fill_kept = torch.compile(lambda x: (fill_(x, x), x * 2)[1])
+    assert fill_kept(ones).tolist() == [4] * 8
+    assert ones.tolist() == [2] * 8
 
 
 @on_gpus()
