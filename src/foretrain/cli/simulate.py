@@ -80,8 +80,8 @@ class SimulateOptions:
         device: the cluster's GPUs, e.g. A100, or a file written by foretrain calibrate.
         costs: a file that says what kernels cost that are not PyTorch's, e.g. Triton's (docs/live/kernels.md).
         stand_ins: libraries that a script may import though they are not installed: all, none, or names with commas
-            between: apex, causal_conv1d, deep_ep, flash_attn, grouped_gemm, mamba_ssm, transformer_engine,
-            triton.
+            between: apex, causal_conv1d, deep_ep, flash_attn, flash_attn_interface, grouped_gemm, mamba_ssm,
+            transformer_engine, triton.
         fault: links and GPUs that are worse than their kind, e.g. link:unit0.rail0-s0.nic0=10%,
             link:unit0.rail0-s0.nic0=down, gpu:s0.gpu3=80% (foretrain topology show names nodes).
         experts: loads that routers give to experts: balanced; lognormal(SIGMA), drawn for each router and step, e.g.

@@ -68,12 +68,14 @@ torch.optim.SGD([weight]).step()
 
 
 WITH_HUB = """
+import flash_attn_interface
 import torch
 from kernels import get_kernel, has_kernel
 
 assert get_kernel("kernels-community/activation") == "kernels-community/activation"
 flash = get_kernel("kernels-community/flash-attn3", version=1).flash_attn_interface
 assert has_kernel("kernels-community/flash-attn3")
+assert flash_attn_interface.flash_attn_func is flash.flash_attn_func
 second = get_kernel("kernels-community/flash-attn2")
 
 
@@ -319,6 +321,7 @@ def test_flash_attention_of_the_hub_has_a_stand_in(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WITH_HUB + STEP)
     said = simulate(ONE, tmp_path / "train.py").err
     assert "kernels-community/flash-attn3 is not installed: a stand-in" in said
+    assert "flash_attn_interface is not installed: a stand-in" in said
     refused = simulate("B200", tmp_path / "train.py", status=1).err
     assert "flash-attn3: FlashAttention 3 has no kernels for GPUs of capability 10.0" in refused
 

@@ -23,7 +23,8 @@ LAUNCH: Time = 6 * MICROSECOND
 WATCHED = 2
 """Steps to watch before a policy schedules. The first pays for allocations; in virtual time more are alike."""
 STAND_INS = (
-    "apex", "causal_conv1d", "deep_ep", "flash_attn", "grouped_gemm", "mamba_ssm", "transformer_engine", "triton",
+    "apex", "causal_conv1d", "deep_ep", "flash_attn", "flash_attn_interface", "grouped_gemm", "mamba_ssm",
+    "transformer_engine", "triton",
 )  # fmt: skip
 """Libraries that can be stood in for."""
 

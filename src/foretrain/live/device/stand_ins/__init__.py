@@ -35,6 +35,7 @@ VERSIONS = {
     "causal_conv1d": "1.6.0",
     "deep_ep": "1.2.1",
     "flash_attn": "2.8.3",
+    "flash_attn_interface": "3.0.0",
     "grouped_gemm": "1.1.4",
     "mamba_ssm": "2.3.0",
     "transformer_engine": "2.9.0",

@@ -1,6 +1,6 @@
 """FlashAttention 3, which the package `kernels` downloads, as two operators that take the time of the best attention.
 
-It is not `import`ed by scripts: `foretrain.live.device.hub_kernels` hands it out.
+Scripts import it as `flash_attn_interface`, or `foretrain.live.device.hub_kernels` hands it out.
 """
 
 from __future__ import annotations
