@@ -67,3 +67,26 @@ def test_scripts_find_the_command_on_their_path() -> None:
     found = subprocess.run(line.split(), capture_output=True, text=True, check=True).stdout.splitlines()
     about = torch.cuda.get_device_properties(0)
     assert found == [f"{about.name}, {about.total_memory >> 20}"] * 2
+
+
+@on_gpus(cluster="dgx-h100:1,ranks=0-3")
+def test_pynvml_answers_for_the_gpus_of_the_server() -> None:
+    import pynvml
+    import pytest
+    import torch
+    from pynvml import nvmlDeviceGetHandleByIndex, nvmlInit
+
+    nvmlInit()
+    assert pynvml.nvmlDeviceGetCount() == torch.cuda.device_count()
+    torch.ones(1 << 28, device="cuda")
+    handle = nvmlDeviceGetHandleByIndex(0)
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    assert (memory.free, memory.total) == torch.cuda.mem_get_info(0)
+    assert memory.used == torch.cuda.device_memory_used(0) > 1 << 30
+    assert pynvml.nvmlDeviceGetName(handle) == torch.cuda.get_device_name(0)
+    assert pynvml.nvmlDeviceGetHandleByUUID(pynvml.nvmlDeviceGetUUID(handle)) == handle
+    assert torch.cuda.list_gpu_processes(0) == "GPU:0\nno processes are running"
+    with pytest.raises(pynvml.NVMLError):
+        nvmlDeviceGetHandleByIndex(99)
+    with pytest.raises(AttributeError, match="a simulated GPU has no 'nvmlDeviceReset'; it has: nvmlInit, "):
+        pynvml.nvmlDeviceReset(handle)

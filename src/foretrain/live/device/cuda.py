@@ -297,6 +297,10 @@ def _replaced(device: ModuleType, properties: Properties) -> dict[str, Any]:
     def mem_get_info(device: Any = None) -> tuple[int, int]:
         return memory_info(index(device))
 
+    def memory_used(device: Any = None) -> int:
+        free, total = mem_get_info(device)
+        return total - free
+
     def properties_at(of: Any = None) -> Properties:
         if not -1 <= index(of) < device.device_count():  # -1 is the current one
             raise AssertionError("Invalid device id")  # as PyTorch says
@@ -318,7 +322,9 @@ def _replaced(device: ModuleType, properties: Properties) -> dict[str, Any]:
         "default_generators": tuple(device.default_generator(k) for k in range(device.device_count())),
         "get_rng_state": get_rng_state,
         "set_rng_state": set_rng_state,
+        "device_memory_used": _initializing(memory_used),
         "utilization": lambda device=None: 100,
+        "memory_usage": lambda device=None: 100,
         "temperature": lambda device=None: 50,
         "power_draw": lambda device=None: 400_000,
         "clock_rate": lambda device=None: properties.clock_rate // 1000,

@@ -22,6 +22,16 @@ _WRONG: Final = 2
 """Exit status for arguments that are wrong, as that of the real one."""
 
 
+def uuid_of(index: int) -> str:
+    """Return the identifier of a server's GPU."""
+    return f"GPU-00000000-0000-0000-0000-{index:012d}"
+
+
+def bus_of(index: int) -> str:
+    """Return the place on the PCI bus of a server's GPU."""
+    return f"00000000:{index + 1:02X}:00.0"
+
+
 @dataclass(frozen=True, slots=True)
 class ServerGpu:
     """A GPU of the server.
@@ -45,12 +55,12 @@ class ServerGpu:
     @property
     def uuid(self) -> str:
         """Return the GPU's identifier."""
-        return f"GPU-00000000-0000-0000-0000-{self.index:012d}"
+        return uuid_of(self.index)
 
     @property
     def bus(self) -> str:
         """Return the GPU's place on the PCI bus."""
-        return f"00000000:{self.index + 1:02X}:00.0"
+        return bus_of(self.index)
 
 
 _FIELDS: dict[str, tuple[str, Callable[[ServerGpu], object]]] = {

@@ -30,6 +30,7 @@ from foretrain.live.device import (
     hub_kernels,
     mpi,
     nvidia_smi,
+    nvml,
     nvrtc_kernels,
     operator_cost,
     operators,
@@ -148,6 +149,7 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
     child_processes.install_child_guard(_commands(settings))
     child_processes.install_launcher_guard(warn)
     compiler.set_charge(prices.fused)
+    nvml.install()
     stand_ins.install(settings.stand_ins, partial(_tell_stand_in, device, settings))
     if "flash_attn" in settings.stand_ins:
         hub_kernels.install(partial(_tell_stand_in, device, settings))
