@@ -33,6 +33,13 @@ def nanogpt(folder: str) -> None:
         _tokens(_TOKENS).tofile(Path(folder, f"{name}.bin"))
 
 
+def tinystories(folder: str) -> None:
+    """Write what llama2.c's ``tinystories.py`` makes: files of tokens, as uint16, one of which is for validation."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    for number in range(2):
+        (_tokens(_TOKENS) % 32_000).tofile(Path(folder, f"data{number:02d}.bin"))
+
+
 def fineweb(folder: str, header: int = 256, millions: int = 24) -> None:
     """Write files of modded-nanogpt: ``header`` int32 (magic number, version, tokens), then tokens as uint16."""
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -568,6 +575,7 @@ KINDS = {
     "olmo_core": olmo_core,
     "picotron": picotron,
     "tiktoken_gpt2": tiktoken_gpt2,
+    "tinystories": tinystories,
     "tokenizer": tokenizer,
     "torchtune": torchtune,
     "wikitext": wikitext,
