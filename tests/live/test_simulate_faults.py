@@ -70,6 +70,15 @@ def test_fault_is_told_in_the_scripts_own_words(fault: str, status: int, words: 
     assert ended.numbers == {}
 
 
+def test_a_module_that_is_not_there_is_no_matter_of_live_ranks() -> None:
+    def script():
+        import nothing_such  # noqa: F401
+
+    said = simulate(CLUSTER, script, status=1).err
+    assert said.splitlines()[-1] == "foretrain: the script failed on rank 0 with exit status 1"
+    assert "ModuleNotFoundError: No module named 'nothing_such'" in said
+
+
 def test_script_that_may_wait_for_its_loss_is_told_that_it_is_none() -> None:
     words = "has read a value that is not real in 1,000 steps"
     endless = simulate(CLUSTER, "fault.py", "reads a loss", options=("--live", "all"))

@@ -131,9 +131,11 @@ STAND_IN: Final = 12
 """Note: the script has imported a stand-in for the library in the payload, which is not installed."""
 NO_FILE: Final = 13
 """Note: the script failed as there is no file with the path in the payload."""
+NO_CODE: Final = 14
+"""Note: the script failed as it is no Python, or imports what is not there."""
 NOTES: Final = (
     "step", "memory", "warning", "annotation", "cost", "name",
-    "rank", "gathered", "singled out", "experts", "loads", "checkpoint", "stand-in", "no file",
+    "rank", "gathered", "singled out", "experts", "loads", "checkpoint", "stand-in", "no file", "no code",
 )  # fmt: skip
 
 HEADER: Final = struct.Struct("<IIqII")

@@ -249,7 +249,12 @@ def script_failure(trace: SimulationTrace, waits: Sequence[str] = ()) -> ScriptF
 
 
 def while_folded(failed: ScriptFailed, live: int, world: int, trace: SimulationTrace) -> ScriptFailed:
-    """Return ``failed`` with the hint that only ``live`` of ``world`` ranks ran, and of a file that is not there."""
+    """Return ``failed`` with the hint that only ``live`` of ``world`` ranks ran, and of a file that is not there.
+
+    Without one where all ranks would have failed alike: for lack of code.
+    """
+    if any(one.lacks_code for one in trace.rank_traces.values()):
+        return failed
     folded = f"{live} of {world} ranks were live and stood for the others"
     hint = (
         f"{folded}, whose objects are copies of theirs; if the script failed by what another rank would have gathered"

@@ -24,6 +24,7 @@ from foretrain.live.event_log import (
     LOADS,
     MEMORY,
     NAME,
+    NO_CODE,
     NO_FILE,
     RANK,
     SINGLED_OUT,
@@ -145,6 +146,7 @@ class RankTrace:
         singled_out: world ranks that the script asks for, each with the line that does.
         stand_ins: libraries that are not installed, for which the script has imported a stand-in.
         missing_file: the file for lack of which the script failed, or None.
+        lacks_code: whether the script failed as it is no Python, or imports what is not there.
         wrong_experts: arguments of the ConfigError of loads of experts that do not fit the script; else empty.
         router_loads: of each of its routers, by number, the busiest expert's loads over the mean, step by step.
         traced: whether activities are kept.
@@ -169,6 +171,7 @@ class RankTrace:
         self.singled_out: dict[int, str] = {}
         self.stand_ins: set[str] = set()
         self.missing_file: str | None = None
+        self.lacks_code = False
         self.traced = kept != 0
         self.warmup = _WARMUP
         self.status: int | None = None
@@ -257,6 +260,8 @@ class RankTrace:
             self.stand_ins.add(note.payload.decode())
         elif note.code == NO_FILE:
             self.missing_file = note.payload.decode()
+        elif note.code == NO_CODE:
+            self.lacks_code = True
         elif note.code == EXPERTS:
             self.wrong_experts = tuple(json.loads(note.payload))
         elif note.code == LOADS:

@@ -50,7 +50,7 @@ from foretrain.live.device.expert_loads import Routers
 from foretrain.live.device.operator_cost import HostOptimizerStep
 from foretrain.live.device.settings import RankSettings
 from foretrain.live.device.steps import Steps
-from foretrain.live.event_log import NO_FILE, STAND_IN
+from foretrain.live.event_log import NO_CODE, NO_FILE, STAND_IN
 from foretrain.torch_version import replace_cuda_kernels
 
 _MOST_READS = 20_000
@@ -173,6 +173,8 @@ def run(device: ModuleType, settings: RankSettings, rank: int, socket: int) -> i
         prices.write(f"{settings.operators}{rank}")
     if isinstance(failure, FileNotFoundError) and failure.filename:
         device.note(NO_FILE, 0, 0, str(failure.filename).encode(errors="backslashreplace"))
+    elif isinstance(failure, ImportError | SyntaxError):
+        device.note(NO_CODE, 0, 0, b"")
     _note_memory(device, _out_of_memory(failure), warn)
     try:
         device.leave(status)
