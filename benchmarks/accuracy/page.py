@@ -300,7 +300,9 @@ def write(found: Sequence[Outcome], rows: dict[str, Row], results: dict[str, flo
     incomplete = [
         f"{done[family]} of {count} of {family}" for family, count in possible.items() if done[family] < count
     ]
-    missing = f", all that have been simulated so far; of the incomplete families {', '.join(incomplete)}"
+    missing = ""
+    if incomplete:
+        missing = f", all that have been simulated so far; of the incomplete families {', '.join(incomplete)}"
     factors = [
         [f"{stack}, {device}", f"{stack_factor(preset(device), stack):.3f}", ", ".join(names)]
         for (device, stack), names in ANCHORS.items()

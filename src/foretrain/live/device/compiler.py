@@ -353,7 +353,7 @@ def _fusible(node: fx.Node) -> bool:
     if node.target is torch.ops.aten.scatter.value:  # of a constant into a constant: a comparison, in a loss's gradient
         return True
     if node.target is torch.ops.aten.var_mean.correction:  # of rows, whose kernel goes on; of channels, another does
-        dims, last = node.args[1], _results(node.all_input_nodes[0])[0].dim() - 1
+        dims, last = node.args[1] if len(node.args) > 1 else None, _results(node.all_input_nodes[0])[0].dim() - 1
         return isinstance(dims, list | tuple) and set(dims) in ({last}, {-1})
     tags, name = node.target.tags, node.target.overloadpacket._qualified_op_name
     fusible = name in _FUSIBLE or name.startswith("aten::_foreach_")
@@ -381,35 +381,56 @@ _FUSIBLE_NAMES = (
     *("native_group_norm", "native_group_norm_backward", "native_batch_norm", "native_batch_norm_backward"),
     *("native_dropout", "native_dropout_backward", "nll_loss_forward", "nll_loss_backward"),
     *("silu_backward", "gelu_backward", "sum", "mean", "amax"),
-    *("cat", "clone", "copy", "_to_copy", "constant_pad_nd", "repeat"),
+    *("cat", "clone", "copy", "_to_copy", "constant_pad_nd", "flip", "repeat"),
     *("slice_backward", "slice_scatter", "select_scatter"),
     *("full", "full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "scalar_tensor", "arange"),
     *("embedding", "index", "_unsafe_index", "gather"),
 )
 _FUSIBLE = {f"aten::{name}" for name in _FUSIBLE_NAMES} | {"prims::convert_element_type", "prims::iota"}
 """Operators that Inductor fuses though they are tagged neither pointwise nor reduction."""
+_COPIES_TO = frozenset({torch.ops.aten.copy.default, torch.ops.aten.copy_.default})
+"""Operators that do not read their first argument."""
+_LOOKUPS = frozenset(
+    {
+        torch.ops.aten.embedding.default,
+        torch.ops.aten.index.Tensor,
+        torch.ops.aten._unsafe_index.Tensor,
+        torch.ops.aten.gather.default,
+    }
+)
+"""Operators that read no more of their first argument than they return."""
 
 
 def boundary(run: Sequence[fx.Node]) -> int:
     """Return the bytes that one kernel of ``run`` reads from outside and writes for users outside."""
-    return sum(map(_bytes, _read(run))) + sum(map(_bytes, _written(run)))
+    return sum(map(_bytes, _read(run))) - _looked_up(run) + sum(map(_bytes, _written(run)))
 
 
 def _read(run: Sequence[fx.Node]) -> list[fx.Node]:
     inside = set(run)
-    sources = (source for node in run for source in node.all_input_nodes[_writes_argument(node) :])
+    sources = (source for node in run for source in node.all_input_nodes[node.target in _COPIES_TO :])
     return list(dict.fromkeys(source for source in sources if source not in inside))
+
+
+def _looked_up(run: Sequence[fx.Node]) -> int:
+    """Return the bytes of tables of which ``run`` only reads the rows that its lookups leave."""
+    inside, found = set(run), dict[fx.Node, int]()
+    for table in _read(run):
+        users = [user for user in table.users if user in inside]
+        if all(user.target in _LOOKUPS and user.all_input_nodes[0] is table for user in users):
+            found[table] = max(0, _bytes(table) - sum(map(_bytes, users)))
+    return sum(found.values())
 
 
 def _written(run: Sequence[fx.Node]) -> list[fx.Node]:
     inside = set(run)
-    computed = [node for node in run if not is_free(node)]
-    return [
-        node
-        for node in computed
-        if any(_outside(user, inside) for user in node.users)
-        or (_writes_argument(node) and node.all_input_nodes[-1] not in inside)
-    ]
+
+    def leaves(node: fx.Node) -> bool:
+        if _writes_argument(node):  # what it stores counts where it is computed
+            return node.all_input_nodes[-1] not in inside
+        return any(_outside(user, inside) for user in node.users)
+
+    return [node for node in run if not is_free(node) and leaves(node)]
 
 
 def _outside(user: fx.Node, inside: set[fx.Node]) -> bool:
