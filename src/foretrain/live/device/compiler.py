@@ -116,10 +116,10 @@ def _backend(device: ModuleType, replayed: bool) -> Any:
         from torch._inductor import config
         from torch._inductor.decomposition import select_decomp_table
 
+        from foretrain.live.device.in_place import put_masked, write_in_place
+
         def compiled(graph: fx.GraphModule, backward: bool) -> Any:
             from torch._functorch._aot_autograd.utils import make_boxed_func
-
-            from foretrain.live.device.in_place import write_in_place
 
             if config._micro_pipeline_tp:
                 from foretrain.live.device.symmetric_memory import pipeline
@@ -137,7 +137,10 @@ def _backend(device: ModuleType, replayed: bool) -> Any:
             bw_compiler=lambda graph, _: compiled(graph, backward=True),
             partition_fn=min_cut_rematerialization_partition,
             # TorchInductor's own: what is kept for the backward pass and what is fused depends on them.
-            decompositions=select_decomp_table(),
+            decompositions={
+                **select_decomp_table(),
+                torch.ops.aten._unsafe_masked_index_put_accumulate.default: put_masked,
+            },
             keep_inference_input_mutations=True,  # as TorchInductor does: in the graph, where they are fused
         )
     return _backends[replayed]
@@ -361,8 +364,13 @@ def _fusible(node: fx.Node) -> bool:
 
 
 def _writes_argument(node: fx.Node) -> bool:
-    """Return whether the node leaves its source in an argument of the graph, as the last act of an update in place."""
-    return node.target is torch.ops.aten.copy_.default and node.all_input_nodes[0].op == "placeholder"
+    """Return whether the node leaves its source in an argument of the graph or a part of it, as updates in place do."""
+    if node.target is not torch.ops.aten.copy_.default:
+        return False
+    target = node.all_input_nodes[0]
+    while is_free(target) and target.all_input_nodes:
+        target = target.all_input_nodes[0]
+    return target.op == "placeholder"
 
 
 def is_free(node: fx.Node) -> bool:
@@ -408,8 +416,17 @@ def boundary(run: Sequence[fx.Node]) -> int:
 
 def _read(run: Sequence[fx.Node]) -> list[fx.Node]:
     inside = set(run)
-    sources = (source for node in run for source in node.all_input_nodes[node.target in _COPIES_TO :])
+    reading = (node for node in run if not (is_free(node) and _only_written(node)))
+    sources = (source for node in reading for source in node.all_input_nodes[node.target in _COPIES_TO :])
     return list(dict.fromkeys(source for source in sources if source not in inside))
+
+
+def _only_written(view: fx.Node) -> bool:
+    """Return whether a view is the target of copies, and nothing else."""
+    return bool(view.users) and all(
+        _only_written(user) if is_free(user) else user.target in _COPIES_TO and user.all_input_nodes[0] is view
+        for user in view.users
+    )
 
 
 def _looked_up(run: Sequence[fx.Node]) -> int:
