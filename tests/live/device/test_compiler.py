@@ -104,6 +104,44 @@ def test_updates_in_place_are_written_once_and_copied_nowhere() -> None:
 
 
 @on_gpus()
+def test_compiled_graphs_move_no_more_than_they_must() -> None:
+    x, y = torch.empty(2, 1 << 14, 1 << 12, device="cuda")
+    rows = torch.arange(8, device="cuda")
+
+    def passes(call, *inputs):
+        """Return how often as much was moved as ``x`` has, and memory that it took, in sizes of ``x``."""
+        compiled = torch.compile(call)
+        compiled(*inputs)
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        begin.record()
+        compiled(*inputs)
+        end.record()
+        torch.cuda.synchronize()
+        most = (torch.cuda.max_memory_allocated() - before) / x.nbytes
+        return round(4 * begin.elapsed_time(end) / once) / 4, round(4 * most) / 4
+
+    once = x.nbytes / 3.35e12 / 0.8 * 1e3  # ms
+
+    def assigned(call):
+        return lambda *given: call(*given) is None
+
+    assert passes(assigned(lambda x, y: x.copy_(y)), x, y) == (2, 0)
+    assert passes(assigned(lambda x, y: x.copy_(y * 2 + 1)), x, y) == (2, 0)
+    assert passes(lambda x: x.add_(1), x) == (2, 0)  # which returns it, too
+    assert passes(assigned(lambda x, y: x[:, 4:8].copy_(y * 2)), x, y[:, :4].contiguous()) == (0, 0)
+    assert passes(assigned(lambda x, y: x.index_put_((y,), x.new_ones(()))), x, rows) == (0, 0)
+    assert passes(lambda x, rows: x[rows] * 2, x, rows) == (0, 0)
+    assert passes(lambda x: x.flip(0) * 2, x) == (2, 1)
+    assert [one.shape for one in torch.compile(torch.var_mean)(x)] == [(), ()]
+    table = nn.Embedding(1 << 14, 1 << 12, device="cuda")
+    looked_up = torch.compile(lambda rows: (table(rows) * 2).sum())
+    looked_up(rows).backward()
+    assert table.weight.grad.shape == table.weight.shape
+
+
+@on_gpus()
 def test_a_value_that_is_used_inside_a_fused_kernel_only_takes_no_memory() -> None:
     def loss(logits, targets):
         return nn.functional.cross_entropy(logits.float(), targets)

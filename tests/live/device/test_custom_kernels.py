@@ -291,7 +291,7 @@ def test_kernels_of_liger_take_the_time_that_the_package_knows(tmp_path: Path) -
 
 
 def test_tensors_that_a_kernel_loads_and_stores_are_read_from_its_source() -> None:
-    def kernel(q_ptr, k_ptr, out_ptr, lock_ptr, other_ptr, stride, unused):
+    def kernel(q_ptr, k_ptr, out_ptr, lock_ptr, other_ptr, described, named_ptr, named_in_ptr, stride, unused):
         row = tl.program_id(0) * stride
         q_ptr += row
         block = tl.make_block_ptr(base=k_ptr, shape=(stride,))
@@ -299,17 +299,30 @@ def test_tensors_that_a_kernel_loads_and_stores_are_read_from_its_source() -> No
         total = tl.dot(start, tl.load(block))
         target = out_ptr + start
         tl.store(target, total)
+        tl.store_tensor_descriptor(described, [0], value=1)
+        tl.store(pointer=named_ptr, value=tl.load(pointer=named_in_ptr))
         tl.atomic_add(lock_ptr, 1)
         helper(other_ptr + row)
 
     tl = helper = None  # the source alone is read
     read, written = accesses(kernel)
-    pointers = {"q_ptr", "k_ptr", "out_ptr", "lock_ptr", "other_ptr", "unused"}
-    assert (read & pointers) == {"q_ptr", "k_ptr", "lock_ptr", "other_ptr"}
-    assert (written & pointers) == {"out_ptr", "lock_ptr", "other_ptr"}
+    pointers = {
+        "q_ptr",
+        "k_ptr",
+        "out_ptr",
+        "lock_ptr",
+        "other_ptr",
+        "described",
+        "named_ptr",
+        "named_in_ptr",
+        "unused",
+    }
+    assert (read & pointers) == {"q_ptr", "k_ptr", "lock_ptr", "other_ptr", "named_in_ptr"}
+    stored = {"out_ptr", "lock_ptr", "other_ptr", "described", "named_ptr"}
+    assert (written & pointers) == stored
     assert accesses(len) == (None, None)
     tensors = {name: torch.empty(1) for name in sorted(pointers)} | {"n": 3}
-    for wrapped, found in ((kernel, ["lock_ptr", "other_ptr", "out_ptr"]), (len, sorted(pointers))):
+    for wrapped, found in ((kernel, sorted(stored)), (len, sorted(pointers))):
         compiled = type("JITFunction", (), {"fn": staticmethod(wrapped)})()
         number = kernel_side_table.add_kernel(compiled)  # pyright: ignore[reportArgumentType]
         assert written_of(number, 0, tensors, {}) == found

@@ -86,7 +86,12 @@ def test_pynvml_answers_for_the_gpus_of_the_server() -> None:
     assert pynvml.nvmlDeviceGetName(handle) == torch.cuda.get_device_name(0)
     assert pynvml.nvmlDeviceGetHandleByUUID(pynvml.nvmlDeviceGetUUID(handle)) == handle
     assert torch.cuda.list_gpu_processes(0) == "GPU:0\nno processes are running"
-    with pytest.raises(pynvml.NVMLError):
-        nvmlDeviceGetHandleByIndex(99)
-    with pytest.raises(AttributeError, match="a simulated GPU has no 'nvmlDeviceReset'; it has: nvmlInit, "):
+    for ask in (nvmlDeviceGetHandleByIndex, pynvml.nvmlDeviceGetName, pynvml.nvmlDeviceGetMemoryInfo):
+        with pytest.raises(pynvml.NVMLError_InvalidArgument, match="there is no GPU 99"):
+            ask(99)
+    core, memory = (
+        pynvml.nvmlDeviceGetClockInfo(handle, kind) for kind in (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM)
+    )
+    assert core < memory
+    with pytest.raises(pynvml.NVMLError, match="a simulated GPU has no 'nvmlDeviceReset'; it has: "):
         pynvml.nvmlDeviceReset(handle)

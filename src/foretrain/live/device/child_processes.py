@@ -111,7 +111,10 @@ def install_launcher_guard(warn: Callable[[str], None]) -> None:
             place = "{}:{}".format(*script_line())
             if words and _PYTHON.fullmatch(os.path.basename(words[0])) and place not in warned:
                 warned.add(place)
-                warn(f"{place} starts a Python of its own, which has no simulated GPU, and whose work takes no time")
+                warn(
+                    f"{place} starts a Python of its own, which has no simulated GPU, and whose work takes no time;"
+                    " simulate it by itself, or do its work in this process"
+                )
 
     sys.addaudithook(audit)
 

@@ -389,12 +389,12 @@ _FUSIBLE_NAMES = (
     *("native_group_norm", "native_group_norm_backward", "native_batch_norm", "native_batch_norm_backward"),
     *("native_dropout", "native_dropout_backward", "nll_loss_forward", "nll_loss_backward"),
     *("silu_backward", "gelu_backward", "sum", "mean", "amax"),
-    *("cat", "clone", "copy", "_to_copy", "constant_pad_nd", "flip", "repeat"),
+    *("cat", "clone", "copy", "_to_copy", "constant_pad_nd", "repeat"),
     *("slice_backward", "slice_scatter", "select_scatter"),
     *("full", "full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "scalar_tensor", "arange"),
     *("embedding", "index", "_unsafe_index", "gather"),
 )
-_FUSIBLE = {f"aten::{name}" for name in _FUSIBLE_NAMES} | {"prims::convert_element_type", "prims::iota"}
+_FUSIBLE = {f"aten::{name}" for name in _FUSIBLE_NAMES} | {"prims::convert_element_type", "prims::iota", "prims::rev"}
 """Operators that Inductor fuses though they are tagged neither pointwise nor reduction."""
 _COPIES_TO = frozenset({torch.ops.aten.copy.default, torch.ops.aten.copy_.default})
 """Operators that do not read their first argument."""

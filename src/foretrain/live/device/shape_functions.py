@@ -74,6 +74,10 @@ def _like_first(first: Tensor, *_: Any, **__: Any) -> Tensor:
     return torch.empty_like(first)
 
 
+def _contiguous(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 def _like_second(_: Tensor, second: Tensor, *__: Any, **___: Any) -> Tensor:
     return torch.empty_like(second)
 
@@ -93,7 +97,7 @@ def _learned_scale_backward(
 
 
 def _householder_qr(a: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(a), a.new_empty(*a.shape[:-2], min(a.shape[-2:]))
+    return a.new_empty(a.mT.shape).mT, a.new_empty(*a.shape[:-2], min(a.shape[-2:]))
 
 
 def _linear_combination(x: Tensor, coefficients: Tensor) -> Tensor:
@@ -118,7 +122,7 @@ _SHAPES: dict[str, Callable[..., Any]] = {
     "_transform_bias_rescale_qkv": _heads_of_projection,
     "_masked_softmax": _like_first,
     "_masked_softmax_backward": _like_first,
-    "_logcumsumexp": _like_first,
+    "_logcumsumexp": _contiguous,
     "_compute_linear_combination": _linear_combination,
     "geqrf": _householder_qr,
     "glu_jvp": _like_first,

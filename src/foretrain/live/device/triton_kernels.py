@@ -110,7 +110,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 
 @cache
 def accesses(function: Callable[..., Any]) -> tuple[frozenset[str] | None, frozenset[str] | None]:
-    """Return the parameters by which a kernel loads, and by which it stores; None without its source."""
+    """Return the parameters by which a kernel loads, and by which it stores; None where its source does not say."""
     try:
         source = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
@@ -127,12 +127,14 @@ class _Accesses:
         self._read: set[str] = set()
         self._written: set[str] = set()
 
-    def found(self) -> tuple[frozenset[str], frozenset[str]]:
+    def found(self) -> tuple[frozenset[str] | None, frozenset[str] | None]:
         while self._spread():
             pass
         for node in self._nodes:
             if isinstance(node, ast.Call):
                 self._call(node)
+        if not self._written:
+            return None, None  # by ways that are not seen
         return frozenset(self._read), frozenset(self._written)
 
     def _spread(self) -> bool:
@@ -155,18 +157,28 @@ class _Accesses:
         called = node.func
         name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
         owner = self._of(called.value) if isinstance(called, ast.Attribute) else set[str]()
-        pointer = owner | (self._of(node.args[0]) if node.args else set[str]())
-        if name == "load":
+        given = [*node.args[:1], *(word.value for word in node.keywords if word.arg in _POINTERS)]
+        pointer = owner.union(*map(self._of, given))
+        if _does("load", name):
             self._read |= pointer
-        elif name == "store":
+        elif _does("store", name):
             self._written |= pointer
         elif name.startswith("atomic_"):
             self._read |= pointer
             self._written |= pointer
         elif isinstance(called, ast.Name) and name not in _BUILTINS:  # another kernel's function, which may do both
-            given = set[str]().union(*(self._of(one) for one in (*node.args, *(k.value for k in node.keywords))))
-            self._read |= given
-            self._written |= given
+            all_given = set[str]().union(*(self._of(one) for one in (*node.args, *(k.value for k in node.keywords))))
+            self._read |= all_given
+            self._written |= all_given
+
+
+_POINTERS = frozenset({"pointer", "desc", "desc_pointer", "block_ptr"})
+"""Names under which Triton's functions take what they load from and store to."""
+
+
+def _does(what: str, name: str) -> bool:
+    """Return whether a function loads or stores: ``load``, ``load_tensor_descriptor``, and older names."""
+    return what in name.split("_")
 
 
 _BUILTINS = frozenset({"range", "min", "max", "abs", "float", "int", "bool", "len", "print", "tuple", "zip"})
@@ -174,7 +186,7 @@ _BUILTINS = frozenset({"range", "min", "max", "abs", "float", "int", "bool", "le
 
 def _names(node: ast.AST) -> Iterator[str]:
     """Yield names in an expression, but not those of the addresses that it loads from: a value is no pointer."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load":
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _does("load", node.func.attr):
         return
     if isinstance(node, ast.Name):
         yield node.id
